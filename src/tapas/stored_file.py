@@ -5,11 +5,10 @@ would fill the memory. Folders may be links: runs are kept on several disks.
 """
 
 import errno
-import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from tapas.errors import DataError
 
@@ -22,21 +21,23 @@ KINDS = (
 )
 
 
-def file_bytes(path: Path) -> int:
-    """The size of the regular file at `path`; DataError if something else is there.
+def checked(path: Path, *, most_bytes: int | None = None) -> Path:
+    """`path`, if a regular file of at most `most_bytes` is there; else DataError.
 
     For readers that open the path themselves. Raises OSError if there is nothing.
     """
     found = os.lstat(path)
     _check_regular(path, found.st_mode)
-    return found.st_size
+    if most_bytes is not None and found.st_size > most_bytes:
+        raise _too_large(path, most_bytes)
+    return path
 
 
 def open_file(path: Path) -> BinaryIO:
     """Open the regular file at `path` for reading; DataError if something else is there."""
-    file_bytes(path)
+    checked(path)
     try:
-        # if it was replaced just now, the flags keep this from following a link or waiting
+        # if it was exchanged just now, the flags keep this from following a link or waiting
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -51,32 +52,28 @@ def open_file(path: Path) -> BinaryIO:
     return file
 
 
-def read_bytes(path: Path, *, most_bytes: int = MAX_TEXT_BYTES) -> bytes:
-    """The content of a file; DataError if it has more than `most_bytes`. Raises OSError."""
+def read_text(path: Path, *, most_bytes: int = MAX_TEXT_BYTES) -> str:
+    """The content of a UTF-8 file; DataError if it has more than `most_bytes`.
+
+    Raises OSError if it cannot be read, ValueError if it is not UTF-8.
+    """
     with open_file(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise DataError(
-            f"{path} has more than {most_bytes // 2**20:,} MB, the most that is read: tapas did "
-            "not write it."
-        )
-    return content
+        raise _too_large(path, most_bytes)
+    return content.decode()
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises OSError, ValueError if it is no JSON, or DataError."""
-    try:
-        return json.loads(read_bytes(path).decode())
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+def _too_large(path: Path, most_bytes: int) -> DataError:
+    return DataError(
+        f"{path} has more than {most_bytes // 2**20:,} MB, the most that is read: tapas did not "
+        "write it."
+    )
 
 
 def _check_regular(path: Path, mode: int) -> None:
     if stat.S_ISREG(mode):
         return
     kind = next((name for is_kind, name in KINDS if is_kind(mode)), "a device")
-    cure = "Copy the folder with `cp -rL`" if kind == "a link" else "Get the folder again"
-    raise DataError(
-        f"{path} is {kind}, which is not read; expected a file. {cure}, or leave it alone if you "
-        "do not know who made it."
-    )
+    cure = " Links are not followed; `cp -rL` copies a folder without." if kind == "a link" else ""
+    raise DataError(f"{path} is {kind}; expected a regular file, as tapas writes it.{cure}")

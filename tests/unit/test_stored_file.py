@@ -1,25 +1,23 @@
 """Only regular files of bounded size are read, and nothing is waited for."""
 
 import os
+from pathlib import Path
 
 import pytest
 from error_text import raises_text
 
 from tapas import DataError
-from tapas.stored_file import file_bytes, open_file, read_bytes, read_json
-
-END = "or leave it alone if you do not know who made it."
+from tapas.stored_file import checked, open_file, read_text
 
 
 def test_a_regular_file_is_read(tmp_path):
     file = tmp_path / "a.json"
     file.write_text('{"é": [1]}', encoding="utf-8")
-    assert read_json(file) == {"é": [1]}
-    assert file_bytes(file) == len(file.read_bytes()) == 11
+    assert read_text(checked(file)) == '{"é": [1]}'
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "linked").symlink_to("elsewhere")
     (tmp_path / "elsewhere" / "a").write_bytes(b"x")
-    assert read_bytes(tmp_path / "linked" / "a") == b"x"  # a folder may be on another disk
+    assert read_text(tmp_path / "linked" / "a") == "x"  # a folder may be on another disk
 
 
 def test_links_pipes_devices_and_folders_are_named_and_not_opened(tmp_path):
@@ -28,41 +26,40 @@ def test_links_pipes_devices_and_folders_are_named_and_not_opened(tmp_path):
     (tmp_path / "dangling").symlink_to("nothing")
     (tmp_path / "zero").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
-    cases = {
-        tmp_path / "link": f"link is a link, which is not read; expected a file. Copy the folder "
-        f"with `cp -rL`, {END}",
-        tmp_path / "dangling": "dangling is a link, which is not read; expected a file. ",
-        tmp_path / "zero": "zero is a link, which is not read; expected a file. ",
-        tmp_path / "pipe": "pipe is a named pipe, which is not read; expected a file. Get the "
-        f"folder again, {END}",
-        tmp_path: "is a folder, which is not read; expected a file. ",
-        type(tmp_path)("/dev/zero"): "/dev/zero is a device, which is not read; expected a file. ",
+    link = "is a link; expected a regular file, as tapas writes it. Links are not followed; "
+    kinds = {
+        tmp_path / "link": f"{link}`cp -rL` copies a folder without.",
+        tmp_path / "dangling": link,
+        tmp_path / "zero": link,
+        tmp_path / "pipe": "is a named pipe; expected a regular file, as tapas writes it.",
+        tmp_path: "is a folder; expected a regular file, as tapas writes it.",
+        Path("/dev/zero"): "is a device; expected a regular file, as tapas writes it.",
     }
-    for path, words in cases.items():
-        for read in (file_bytes, open_file, read_bytes, read_json):
-            with raises_text(words, DataError):
+    for path, words in kinds.items():
+        for read in (checked, open_file, read_text):
+            with raises_text(f"{path} {words}", DataError):
                 read(path)
 
 
 def test_what_is_exchanged_between_check_and_opening_is_not_followed(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")
-    monkeypatch.setattr("tapas.stored_file.file_bytes", lambda path: 0)
+    monkeypatch.setattr("tapas.stored_file.checked", lambda path: path)
     for name, words in (("pipe", "pipe is a named pipe"), ("link", "link is a link")):
         with raises_text(words, DataError):
             open_file(tmp_path / name)
 
 
-def test_a_text_that_is_too_long_or_too_deep_is_refused(tmp_path):
+def test_a_text_that_is_too_long_is_not_read(tmp_path):
     file = tmp_path / "a.json"
     file.touch()
     os.truncate(file, 10 * 2**40)  # sparse
-    with raises_text(
-        "a.json has more than 64 MB, the most that is read: tapas did not write it.", DataError
-    ):
-        read_json(file)
-    file.write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="nested too deeply"):
-        read_json(file)
-    with pytest.raises(FileNotFoundError):
-        read_json(tmp_path / "nothing")
+    words = "a.json has more than 64 MB, the most that is read: tapas did not write it."
+    with raises_text(words, DataError):
+        read_text(file)
+    with raises_text(words, DataError):
+        checked(file, most_bytes=64 * 2**20)
+    file.write_bytes(b"\xff")
+    for path, error in ((file, ValueError), (tmp_path / "nothing", FileNotFoundError)):
+        with pytest.raises(error):
+            read_text(path)

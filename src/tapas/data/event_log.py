@@ -23,10 +23,17 @@ from tapas.checksums import (
 from tapas.data.times import DATETIME
 from tapas.data.vocabulary import Vocabulary
 from tapas.errors import DataError, UsageError
+from tapas.stored_file import checked
 
 FORMAT_VERSION = 1
 ARRAYS = ("items", "times", "offsets")
 WEIGHTS = "weights"  # of logs that have them
+DTYPES = {  # by array
+    "items": (np.dtype(np.int32), np.dtype(np.int64)),
+    "times": (np.dtype(np.int64),),
+    "offsets": (np.dtype(np.int64),),
+    WEIGHTS: (np.dtype(np.float32),),
+}
 VOCABULARIES = {"item": "item_keys.parquet", "user": "user_keys.parquet"}
 DESCRIPTION = "log.json"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -196,11 +203,16 @@ def _write_description(folder: Path, description: dict[str, Any]) -> None:
 
 def _mapped(file: Path, size: int) -> NDArray[Any]:
     try:
-        array: NDArray[Any] = np.load(file, mmap_mode="r")
+        array: NDArray[Any] = np.lib.format.open_memmap(checked(file), mode="r")
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}.") from None
     except Exception:  # whatever numpy raises for a damaged header
         raise DataError(f"{file} is damaged or truncated.") from None
     if array.shape != (size,):
         raise DataError(f"{file} has shape {array.shape}; expected ({size},).")
+    if array.dtype not in DTYPES[file.stem]:
+        expected = " or ".join(map(str, DTYPES[file.stem]))
+        raise DataError(f"{file} has dtype {array.dtype}; expected {expected}.")
     return array

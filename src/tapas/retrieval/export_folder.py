@@ -9,12 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tapas.checksums import read_json
 from tapas.errors import DataError, UsageError
 from tapas.retrieval.embeddings import load_embeddings
 from tapas.retrieval.encoder_export import ExportedEncoder, load_encoder
 from tapas.retrieval.encoder_weights import WeightsEncoder, read_encoder
 from tapas.retrieval.recommender import Recommender
-from tapas.stored_file import file_bytes, read_json
+from tapas.stored_file import checked
 from tapas.tables import LocalTable
 from tapas.version import __version__
 
@@ -100,23 +101,17 @@ def _encoder(
 def _file(path: Path) -> Path:
     """`path`, a file of the folder; DataError if it is missing or no regular file."""
     try:
-        file_bytes(path)
+        return checked(path)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}. Export the run again."
         ) from error
-    return path
 
 
 def _record(path: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = read_json(path / EXPORT_RECORD)
-        found = record["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path / EXPORT_RECORD} cannot be read: {error}.") from error
-    if not isinstance(found, int):
+    record = read_json(path / EXPORT_RECORD)
+    found = record.get("format")
+    if type(found) is not int or found < 1:
         raise DataError(f"{path / EXPORT_RECORD} has no format number: tapas did not write it.")
     if record.get("score", "score") not in ("score", "probability"):
         raise DataError(
