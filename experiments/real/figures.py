@@ -58,14 +58,17 @@ PANELS = (  # for n and for 8 n: cells, and references, which are dashed
 )
 DRAWN = tuple(dict.fromkeys(chain.from_iterable(chain.from_iterable(PANELS))))
 TIMED = (SAMPLED, TOP, PRIORITY, SAMPLED_8, PRIORITY_8)
-WORDS = {"map@20": ("Figure 3: MAP@20", ".4f"), "loss": ("Figure 4: full softmax loss", ".3f")}
+WORDS = {  # title, format, command
+    "map@20": ("Figure 3: MAP@20", ".4f", "figure-3"),
+    "loss": ("Figure 4: full softmax loss", ".3f", "figure-4"),
+}
 LEFT, BELOW = 0.75, 1.0  # inches around the panels
 SOME = "The end of a line is on all test points, the rest on some of them."
 
 
 def steps_figure(sets: Sequence[SetEvidence], metric: str) -> Figure:
     """ "map@20" or "loss" over steps: a row for each set, n at the left, 8 n at the right."""
-    title, form = WORDS[metric]
+    title, form, command = WORDS[metric]
     seeds = [[line.num_seeds for line in lines_of(each, DRAWN, metric)] for each in sets]
     drawn = [each for each, some in zip(sets, seeds, strict=True) if some]
     if not drawn:
@@ -88,7 +91,7 @@ def steps_figure(sets: Sequence[SetEvidence], metric: str) -> Figure:
     note = (
         "TAPAS keeps n of 8 n candidates; dashed: more samples. Settings chosen on validation "
         f"points. {SOME} {describe_spread(most)}{describe_diverged(drawn, DRAWN)} "
-        "`python -m experiments figure-3`"
+        f"`python -m experiments {command}`"
     )
     add_title(figure, f"{title} on the test points", note)
     return figure
@@ -155,7 +158,7 @@ def tail_figure(sets: Sequence[SetEvidence]) -> Figure:
     note = (
         "Seed 0. Tail: the rarest classes, with the last tenth of the training events; unseen: "
         "without any. Lines: at 128 validation points; targets and recommendations: at the test "
-        "points. `python -m experiments figure-3`"
+        "points. `python -m experiments figure-4`"
     )
     add_title(figure, "Rare classes along a run", note)
     return figure

@@ -68,9 +68,13 @@ def test_the_real_sets(claims):
 
 def test_the_figures_of_the_real_sets_can_be_drawn():
     sets = read_evidence(RESULTS)
-    figures = [steps_figure(sets, "map@20"), steps_figure(sets, "loss"), time_figure(sets)]
-    for figure in (*figures, sizes_figure(sets), tail_figure(sets)):
-        assert as_png(figure).startswith(b"\x89PNG")
+    of_3 = [steps_figure(sets, "map@20"), time_figure(sets), sizes_figure(sets)]
+    of_4 = [steps_figure(sets, "loss"), tail_figure(sets)]
+    for command, figures in (("figure-3", of_3), ("figure-4", of_4)):
+        for figure in figures:
+            assert as_png(figure).startswith(b"\x89PNG")
+            words = " ".join(" ".join(text.get_text() for text in figure.texts).split())
+            assert re.findall(r"`python -m experiments ([\w-]+)`", words) == [command]
 
 
 def test_the_system_the_estimators_and_the_overview(claims):
