@@ -131,6 +131,11 @@ def test_results_are_kept_when_it_is_stopped(at, number, code, words):
     assert done.stdout == ""
 
 
+def test_the_list_of_methods_fits_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    assert max(map(len, invoke("compare", "--list").stdout.splitlines())) <= 50
+
+
 def test_the_list_of_methods_fits_80_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     done = invoke("compare", "--list")

@@ -244,9 +244,9 @@ def _print_contenders(as_json: bool) -> None:
     say("Methods for --methods. The learning rate of the class vectors is tuned for all of them.")
     for row in rows:
         paper = f" ({row['paper']})" if row["paper"] else ""
-        print_lines(f"  {row['name']:<20} {row['title']}{paper}")
+        _list_line(row["name"], f"{row['title']}{paper}")
         if row["tuned"][1:]:
-            print_lines(f"  {'':<20} tuned: {row['tuned'][1]}")
+            _list_line("", f"tuned: {row['tuned'][1]}")
     say("A method of your own: module:Class, for --methods and `tapas train --method`.")
     print_lines("")
     say(
@@ -255,12 +255,16 @@ def _print_contenders(as_json: bool) -> None:
     )
     for name, kind in METHODS.items():
         options = ", ".join(kind.options) or "no options"
-        say(f"  {name:<20} {options}", indent=" " * 23)
+        _list_line(name, options)
     print_lines("", "What the options mean:")
     for name, methods in _option_help().items():
         for text, used_by in methods.items():
             whose = f"{used_by[0]}: " if len(methods) > 1 and len(used_by) == 1 else ""
-            say(f"  {name:<20} {whose}{text}", indent=" " * 23)
+            _list_line(name, f"{whose}{text}")
+
+
+def _list_line(name: str, text: str) -> None:
+    say(f"  {name:<20} {text}", indent=" " * 23)
 
 
 def _option_help() -> dict[str, dict[str, list[str]]]:
@@ -319,8 +323,10 @@ def _print(comparison: "Comparison", show_all: bool) -> None:
 
     for words in recommend_method(comparison).sentences:
         say(words)
+    for words in tables.seed_sentences(comparison):
+        say(words)
     for each in comparison.methods:
-        if each.state:
+        if each.state and not each.seeds_done:
             say(f"{each.title}: {each.state}.")
     print_lines("")
     if num_points := tables.num_test_points(comparison):

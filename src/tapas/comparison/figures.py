@@ -74,7 +74,7 @@ def quality_figure(comparison: Comparison) -> Figure:
     label_beside(axes, labels, inches)
     seeds = max(len(each.finals) for each in drawn)
     bands = f"Mean of {seeds} seeds, bands from lowest to highest." if seeds > 1 else "One seed."
-    some = sum(drawn[0].finals[0]["curve_points"])
+    some = round(sum(drawn[0].finals[0]["curve_points"]))
     note = (
         "Dots at the right edge and numbers: the table's MAP@20, on all test points, at the best "
         f"moment by validation points. Lines: on {some:,} test points. {bands} Dotted: without "

@@ -30,10 +30,15 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; white-space:
 .lists ol { padding-left: 1.8rem; margin: .3rem 0 } .lists .note { margin: .3rem 0 }
 .hit { font-weight: 600; color: var(--hit) } .note { color: var(--faint); font-size: .9em }
 .card { background: #fff; padding: .5rem; border-radius: .4rem; overflow-x: auto }
-.card img { width: 100%; min-width: 36rem; display: block }
+.card img { width: 100%; min-width: 40rem; display: block }
+.swipe { display: none }
 .rule { border-left: 4px solid var(--hit); padding: .1rem 1rem; background: var(--rule) }
 pre { background: var(--box); padding: .6rem 1rem; white-space: pre-wrap;
       overflow-wrap: anywhere }
+@media (max-width: 42rem) {
+  .card { direction: rtl } /* begins at its right end, with the labels of the lines */
+  .swipe { display: block }
+}
 @media (max-width: 40rem) {
   .wide { font-size: .75em } th, td { padding: .3rem .25rem } td { white-space: normal }
   th:first-child, td:first-child { min-width: 5rem }
@@ -141,6 +146,7 @@ def as_html(title: str, blocks: Sequence[Block], pictures: Mapping[str, bytes]) 
             case Picture(name, text):
                 image = base64.b64encode(pictures[name]).decode()
                 source = f"data:image/png;base64,{image}"
+                texts.append("<p class='note swipe'>The figure scrolls sideways.</p>")
                 texts.append(f"<div class='card'><img alt='{escape(text)}' src='{source}'></div>")
             case Lists(name, lists):
                 columns = "".join(_list(title, items) for title, items in lists.items())

@@ -36,6 +36,7 @@ from tapas.comparison.tables import (
     quality,
     ranked,
     recall_of,
+    seed_sentences,
     table_rows,
 )
 from tapas.phrases import counted
@@ -151,6 +152,7 @@ def _quality_blocks(comparison: Comparison) -> list[Block]:
     blocks: list[Block] = []
     if any(each.curve for each in comparison.methods):
         blocks.append(Picture(QUALITY, "MAP@20 on test points over seconds of training"))
+    blocks += [Paragraph(words) for words in seed_sentences(comparison)]
     blocks += [Table(HEADING, table_rows(comparison)), Paragraph(HOW_TO_READ, "note")]
     details = details_table_rows(comparison)
     if details:
@@ -185,11 +187,17 @@ def _baseline_blocks(comparison: Comparison) -> list[Block]:
 
 def _skipped_blocks(comparison: Comparison) -> list[Block]:
     """What was not run or diverged, and why."""
-    lines = [f"{each.title}: {each.state}." for each in comparison.methods if each.state]
+    lines = [
+        f"{each.title}: {each.state}."
+        for each in comparison.methods
+        if each.state and not each.seeds_done
+    ]
     for each in comparison.methods:
         lost = sum("diverged" in trial for trial in each.trials)
         if lost:
             lines.append(f"{each.title}: {lost} of {len(each.trials)} trials diverged.")
+    if not lines and seed_sentences(comparison):
+        return []
     if not lines:
         return [Heading("Left out"), Paragraph("Nothing: every method ran as planned.")]
     return [Heading("Left out"), *(Paragraph(line) for line in lines)]

@@ -100,9 +100,15 @@ class MethodResults:
         done = len(self.finals) + len(self.diverged_seeds)
         if self.diverged_seeds:
             return f"{len(self.diverged_seeds)} of {done} seeds diverged"
-        if done < self.num_seeds:
-            return f"{done} of {self.num_seeds} seeds done" if done else UNFINISHED
-        return ""
+        return self.seeds_done if done else UNFINISHED
+
+    @property
+    def seeds_done(self) -> str:
+        """Such as "1 of 2 seeds done"; empty if all are, or none, or if some diverged."""
+        done = len(self.finals)
+        if self.diverged_seeds or not 0 < done < self.num_seeds:
+            return ""
+        return f"{done} of {self.num_seeds} seeds done"
 
 
 @dataclass(frozen=True, slots=True)

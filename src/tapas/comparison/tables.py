@@ -240,7 +240,17 @@ def _details(method: MethodResults) -> list[str]:
 
 
 def _title(method: MethodResults) -> str:
-    return f"{method.title} ({method.state})" if method.state else method.title
+    state = "" if method.seeds_done else method.state  # `seed_sentences` are above the table
+    return f"{method.title} ({state})" if state else method.title
+
+
+def seed_sentences(comparison: Comparison) -> list[str]:
+    """How many seeds are done, if not all: a sentence for each number, with its methods."""
+    titles: dict[str, list[str]] = {}
+    for each in ranked(comparison):
+        titles.setdefault(each.seeds_done, []).append(each.title)
+    whose = "every method" if len(titles) == 1 else ""
+    return [f"{words}: {whose or ', '.join(titles[words])}." for words in titles if words]
 
 
 def short_state(method: MethodResults) -> str:

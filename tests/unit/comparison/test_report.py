@@ -10,6 +10,7 @@ from oracle.comparison_results import (
     diverged,
     method,
     reference,
+    result,
 )
 
 from tapas.comparison.page import Heading, Paragraph, as_markdown
@@ -54,6 +55,15 @@ def test_skipped_and_diverged_methods_are_listed():
     assert "Hierarchical softmax, Huffman: 1 of 1 trials diverged." in said
     assert "Nothing: every method" not in said
     assert "Nothing: every method ran as planned." in text(comparison(method("full", 0.1)))
+
+
+def test_an_unfinished_comparison_says_so_once():
+    half = [dataclasses.replace(method(name, 0.1, finals=(result(name, 0.1),)), num_seeds=2)
+            for name in ("full", "nce")]  # fmt: skip
+    found = comparison(*half)
+    assert text(found).count("1 of 2 seeds done: every method.") == 1
+    assert text(found).count("seeds done") == 1
+    assert "Left out" not in headings(found)
 
 
 def test_settings_without_a_machine():

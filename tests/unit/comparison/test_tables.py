@@ -1,5 +1,7 @@
 """Every cell of the tables, for fake results."""
 
+from dataclasses import replace
+
 from oracle.comparison_results import comparison, method, result
 
 from tapas.comparison.tables import (
@@ -15,6 +17,7 @@ from tapas.comparison.tables import (
     loss_of,
     quality_rows,
     ranked,
+    seed_sentences,
     setting_rows,
     table_rows,
 )
@@ -84,3 +87,13 @@ def test_the_best_has_no_seed_that_diverged():
     rows = table_rows(comparison(lucky, method("full", 0.2)))
     assert [row[0] for row in rows] == ["NCE (1 of 2 seeds diverged)", "Full softmax"]
     assert [row[4] for row in rows] == ["+0.7000 (+0.7000 to +0.7000)", "best"]
+
+
+def test_seeds_that_are_not_done_are_said_once():
+    half = [replace(method(name, value, finals=(result(name, value),)), num_seeds=2)
+            for name, value in (("full", 0.3), ("nce", 0.1))]  # fmt: skip
+    done = replace(half[0], num_seeds=1)
+    assert [row[0] for row in table_rows(comparison(*half))] == ["Full softmax", "NCE"]
+    assert seed_sentences(comparison(*half)) == ["1 of 2 seeds done: every method."]
+    assert seed_sentences(comparison(done, half[1])) == ["1 of 2 seeds done: NCE."]
+    assert seed_sentences(comparison(done)) == []
