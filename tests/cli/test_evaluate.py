@@ -88,7 +88,7 @@ def test_json_has_todays_fields_and_what_was_found(runs):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("run-a", "run-a"), "run-a is given twice. Name each once."),
+        (("run-a", "x/../run-a"), "x/../run-a is given twice. Name each once."),
         (("run-a", "--against", "x", "--against", "x"), "x is given twice. Name each once."),
         (("run-a", "run-b", "--step", 2), "--step can be used with one RUN only."),
         (("run-a", "run-b", "--points", "x.csv"),

@@ -167,7 +167,8 @@ def _check_usage(
     runs: list[Path], against: list[Path], points: Path | None, step: int | None
 ) -> None:
     for paths in (runs, against):
-        twice = next((path for i, path in enumerate(paths) if path in paths[:i]), None)
+        files = [path.resolve() for path in paths]  # a link is the same run
+        twice = next((path for i, path in enumerate(paths) if files[i] in files[:i]), None)
         if twice is not None:
             raise UsageError(f"{twice} is given twice. Name each once.")
     if len(runs) > 1 and step is not None:

@@ -41,10 +41,12 @@ def _column(values: Any) -> Any:
 
 
 def check_new(path: Path, force: bool) -> None:
-    """Refuse to write a table over an existing file, unless `force`."""
+    """Refuse to write a table over an existing file, unless `force`, or where no folder is."""
     check_suffix(path)
     if path.exists() and not force:
         raise UsageError(f"{path} exists. Choose another --out or add --force.")
+    if not path.parent.is_dir():  # said before a model is loaded
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}. Make it first.")
 
 
 @contextmanager

@@ -106,3 +106,6 @@ def test_an_existing_file_is_replaced_only_by_force(tmp_path):
     check_new(file, force=True)
     with raises_text(f"{file} exists. Choose another --out or add --force."):
         check_new(file, force=False)
+    away = file.parent / "none" / "a.csv"
+    with raises_text(f"cannot write {away}: there is no folder {away.parent}. Make it first."):
+        check_new(away, force=True)
