@@ -1,28 +1,98 @@
 """Exit codes and error lines."""
 
+import errno
+import resource
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pytest
+import torch
 import typer
 
 from tapas.cli import exit_codes
 from tapas.cli.exit_codes import report_errors
 from tapas.early_exit import exit_on_signals
 
-NO_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+OUT_OF_MEMORY = "tapas: out of memory. Use fewer classes, or see `tapas plan`.\n"
+NO_THREADS = "could not spawn threads: ThreadPoolBuildError { kind: IOError(Os { code: 11 }) }"
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError(NO_MEMORY)])
+def failing(function):
+    try:
+        function()
+    except BaseException as error:
+        return error
+    raise AssertionError("it did not fail")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        failing(lambda: torch.empty(10**15)),
+        failing(lambda: torch.empty(10**12, 10**12)),
+        failing(lambda: np.empty(10**16)),
+        RuntimeError("can't start new thread"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        pl.exceptions.PanicException(NO_THREADS),
+    ],
+    ids=repr,
+)
 def test_running_out_of_memory_is_one_line(capsys, error):
     with pytest.raises(typer.Exit) as ended, report_errors():
         raise error
     assert ended.value.exit_code == 1
-    assert capsys.readouterr() == (
-        "",
-        "tapas: out of memory. Use fewer classes, or see `tapas plan`.\n",
-    )
+    assert capsys.readouterr() == ("", OUT_OF_MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(13, "Permission denied", "a.csv"), "cannot open 'a.csv': Permission "),
+        (OSError(errno.EIO, "Input/output error"), "reading or writing failed: Input/output "),
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot write the output: No space "),
+        (
+            OSError(errno.EMFILE, "Too many open files", "a.csv"),
+            "Too many open files. Raise the limit, for example with `ulimit -n 1024`.",
+        ),
+    ],
+)
+def test_an_error_of_the_system_names_the_file_or_the_output(capfd, error, words):
+    with pytest.raises(typer.Exit) as ended, report_errors():
+        raise error
+    assert ended.value.exit_code == 1
+    assert capfd.readouterr().err.startswith(f"tapas: {words}")
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [
+        (
+            resource.RLIMIT_AS,
+            1500 * 2**20,
+            "the address space is limited to 1,500 MB; torch and polars need at least 2,048 MB. "
+            "Raise the limit with `ulimit -v unlimited`.",
+        ),
+        (
+            resource.RLIMIT_NOFILE,
+            16,
+            "open files are limited to 16; torch and polars need at least 64. Raise the limit "
+            "with `ulimit -n 1024`.",
+        ),
+    ],
+)
+def test_limits_too_small_for_the_libraries_are_told_before_loading_them(limit, value, words):
+    done = subprocess.run(
+        [sys.executable, "-m", "tapas", "info"], capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(limit, (value, value)),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"tapas: {words}\n")
 
 
 @pytest.mark.parametrize("bug", [RuntimeError("size mismatch"), ModuleNotFoundError(name="numpi")])

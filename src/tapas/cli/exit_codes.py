@@ -1,11 +1,12 @@
 """Exit codes, and one line on stderr for every error that is not a bug."""
 
+import errno
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import typer
@@ -20,6 +21,17 @@ from tapas.extras import how_to_install
 FAILED = 1
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 TERMINATED = 128 + signal.SIGTERM
+NO_MEMORY = "out of memory. Use fewer classes, or see `tapas plan`."
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "memory allocation",
+    "Storage size calculation overflowed",
+    "can't start new thread",
+    "could not spawn threads",
+    "failed to map segment",
+)
 IMPORT_SYSTEM = "<frozen importlib._bootstrap>"  # the file of its frames
 
 
@@ -44,19 +56,40 @@ def report_errors() -> Iterator[None]:
         if words is None:
             raise
         _end(words, FAILED, try_again=False)
-    except OSError as error:
+    except BaseException as error:
+        if is_out_of_memory(error):
+            _end(NO_MEMORY, FAILED)
+        if not isinstance(error, OSError):
+            raise
         # Python flushes stdout again at exit and would report the same error again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(
             error, BrokenPipeError
         ):  # the reader is gone, as in `tapas inspect log | head -1`
             raise typer.Exit(FAILED) from None
-        _end(f"cannot write the output: {error.strerror or error}.", FAILED)
-    except (MemoryError, RuntimeError) as error:
-        # torch raises a plain RuntimeError when the CPU is out of memory
-        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
-            raise
-        _end("out of memory. Use fewer classes, or see `tapas plan`.", FAILED)
+        _end(_describe(error), FAILED)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out in Python, numpy, torch, polars or the system, or for a thread."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    # torch raises a plain RuntimeError, polars a PanicException, which is no Exception
+    is_library = isinstance(error, RuntimeError | ImportError) or not isinstance(error, Exception)
+    return is_library and any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def _describe(error: OSError) -> str:
+    """What could not be read or written; errors of stdout name no file."""
+    reason = error.strerror or str(error)
+    if error.errno == errno.EMFILE:
+        return f"{reason}. Raise the limit, for example with `ulimit -n 1024`."
+    if error.filename is not None:
+        return f"cannot open {os.fsdecode(error.filename)!r}: {reason}."
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EBADF}:
+        return f"cannot write the output: {reason}."
+    return f"reading or writing failed: {reason}."
 
 
 @contextmanager
