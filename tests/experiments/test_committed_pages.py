@@ -19,6 +19,8 @@ from experiments.overview import (
 )
 from experiments.real.figures import sizes_figure, steps_figure, tail_figure, time_figure
 from experiments.real.page import loss_page, map_page, pace_page
+from experiments.real.panels import looked, share_of_targets
+from experiments.real.sets import find_set
 from experiments.synthetic.figures import _curves
 from experiments.synthetic.page import study_page
 from experiments.synthetic.studies import STUDIES
@@ -157,6 +159,42 @@ def test_numbers_in_words_of_the_documentation_follow_from_tables_of_results():
     quoted = re.search(r"\+([\d.]+) % on synthetic \(one seed\), elsewhere within 1\.5 %", said)
     assert float(quoted[1]) == pytest.approx(gains[-1], abs=0.15)  # of rounded scores
     assert -1.55 < gains[0] <= gains[-2] < 1.55
+
+
+def test_the_first_table_of_the_documentation_follows_from_its_intervals():
+    """Two passes if better in the same time, either if only in the same steps, else one."""
+    rows = re.findall(
+        r"^\| (\w+): [^|]+\| ([\d,]+) \| ([^|]+) \| ([^|]+) \| [^|]+ \| ([\w ]+) \|$",
+        EVIDENCE.read_text(),
+        flags=re.MULTILINE,
+    )
+    assert len(rows) == 5
+    for name, n, same_steps, same_time, advice in rows:
+        assert n == f"{find_set(name).num_samples:,}", name
+        better = ["(+" in interval for interval in (same_steps, same_time)]
+        want = "two passes" if better[1] else "either" if better[0] else "one pass"
+        assert advice == want, name
+
+
+def test_losses_gaps_and_targets_in_words_of_the_documentation():
+    said = " ".join(EVIDENCE.read_text().split())
+    rises = re.findall(r"emsp;(?:linux|wikipedia) \| yes \| \+([\d.]+) %", committed("figure-4"))
+    low, high = sorted(f"{float(rise):.0f}" for rise in rises[1:])  # rises[0] is of 8n
+    assert f"by {low} and {high} % on the texts" in said
+    (wikipedia,) = (each for each in read_evidence(RESULTS) if each.real_set.name == "wikipedia")
+    assert f"(targets: {share_of_targets(looked(wikipedia)):.0%}, ".replace("%", " %") in said
+    page, closed = committed("figure-3"), []
+    for table in page.split("| cell | MAP@20 |")[1:]:
+        scores = dict(re.findall(r"\| (\w+, n=[\d,]+(?:, r=8)?) \| ([\d.]+) ", table))
+        for n in (1000, 256, 128):
+            cells = f"sampled, n={n:,}", f"priority, n={n:,}, r=8", f"sampled, n={8 * n:,}"
+            if all(cell in scores for cell in cells):
+                plain, ours, most = (float(scores[cell]) for cell in cells)
+                closed.append((ours - plain) / (most - plain))
+    assert len(closed) == 5
+    assert 0.15 < min(closed) < 0.25, "a fifth"
+    assert 0.95 < max(closed) < 1, "nearly all"
+    assert "It closes a fifth to nearly all of the gap to 8n plain samples" in said
 
 
 def test_a_page_without_the_markers_of_the_table_is_an_error(tmp_path, claims):
