@@ -12,6 +12,7 @@ from tapas.cli.main import app
 from tapas.comparison import demo as showcase
 from tapas.comparison.listening_log import ListeningLogConfig
 from tapas.comparison.page import Marked
+from tapas.escapes import shell_word
 from tapas.training.run_folder import open_run
 
 pytestmark = pytest.mark.slow
@@ -67,8 +68,8 @@ def test_off_a_terminal_lines_tell_the_log_the_progress_and_what_to_do_next(done
     assert sum(line.startswith("step 20 of 20 · loss ") for line in lines) == 3
     user = re.search(r"^Listener (\d+)$", ended.stdout, flags=re.MULTILINE)[1]
     assert lines[-1] == (
-        f"Next: tapas recommend {folder / RUNS[2]} --user {user}. For a log of your own: tapas "
-        "inspect LOG, then tapas train LOG --out run."
+        f"Next: `tapas recommend {shell_word(folder / RUNS[2])} --user {user}`. For a log of your "
+        "own: `tapas inspect LOG`, then `tapas train LOG --out run`."
     )
     again = CliRunner().invoke(app, ["recommend", str(folder / RUNS[2]), "--user", user])
     assert again.exit_code == 0, again.output

@@ -20,6 +20,7 @@ from tapas.cli.options import (
 )
 from tapas.cli.terminal import print_json, print_lines, print_table, status
 from tapas.errors import UsageError
+from tapas.escapes import shell_path
 
 app = typer.Typer(
     name="checkpoint",
@@ -199,7 +200,8 @@ def _grow_run(
         f"Wrote {out} from {grown.checkpoint}: {grown.num_known:,} known items "
         f"({grown.num_missing:,} not in the new log), {grown.num_new:,} new items."
     )
-    status(f"Next: `tapas train --resume {out}`, `tapas evaluate {out}`.")
+    run = shell_path(out)
+    status(f"Next: `tapas train --resume {run}`, `tapas evaluate {run}`.")
 
 
 def _start(given: str) -> tuple[str, float]:

@@ -15,6 +15,7 @@ from tapas.cli.options import AsJson
 from tapas.cli.progress import Advance, EvaluationLines, progress_bar
 from tapas.cli.terminal import print_lines, print_table, say, status
 from tapas.errors import UsageError
+from tapas.escapes import shell_path, shell_word
 from tapas.training.trainer import Progress
 
 if TYPE_CHECKING:
@@ -71,9 +72,10 @@ def demo(
     """
     with report_errors():
         if files:
+            log = shell_path(files[0])
             raise typer.BadParameter(
                 f"the demo brings its own log, but got {files[0]!r}. For a log of your own: tapas "
-                f"inspect {files[0]}, then tapas train {files[0]} --out run."
+                f"inspect {log}, then tapas train {log} --out run."
             )
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -88,9 +90,10 @@ def demo(
             _print(finished.found, finished.people)
         status(f"Wrote {out / 'report.html'}, {out / 'results.json'} and a run for each model.")
         user = finished.people[0].name.split()[-1]
+        command = f"tapas recommend {shell_path(finished.run)} --user {shell_word(user)}"
         status(
-            f"Next: tapas recommend {finished.run} --user {user}. For a log of your own: tapas "
-            "inspect LOG, then tapas train LOG --out run."
+            f"Next: `{command}`. For a log of your own: `tapas inspect LOG`, then `tapas train LOG "
+            "--out run`."
         )
 
 

@@ -13,6 +13,7 @@ from tapas.cli.progress import progress_bar
 from tapas.cli.terminal import print_json, print_lines, print_table, say, status
 from tapas.cli.torchrun import ranks_of_this_job
 from tapas.errors import UsageError
+from tapas.escapes import shell_path
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.verdict import LEAST_USERS
 
@@ -138,9 +139,10 @@ def evaluate(
             status(str(counts))
         if found.lists:
             status(
-                "Lists are judged fairly only if made without the held-out events. `tapas evaluate "
-                f"{folders[0].path} --points known.parquet` writes all others, which `tapas "
-                "recommend RUN --history known.parquet --out lists.parquet` can read."
+                "Lists are judged fairly only if made without the held-out events. "
+                f"`tapas evaluate {shell_path(folders[0].path)} --points known.parquet` writes all "
+                "others, which `tapas recommend RUN --history known.parquet --out lists.parquet` "
+                "can read."
             )
         verdict, advice = found.verdict(), advise_evaluated(folders[0], found)
         if as_json:
@@ -207,7 +209,8 @@ def _write_points(
     status(
         f"Wrote the {num_events:,} events before the cut to {path}. Make lists of 20 items for "
         f"the {len(judged):,} users whose column judged is true, as a file with columns user, "
-        f"item and rank, and judge them with `tapas evaluate {run.path} --against FILE`."
+        f"item and rank, and judge them with "
+        f"`tapas evaluate {shell_path(run.path)} --against FILE`."
     )
 
 

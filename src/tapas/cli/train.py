@@ -28,6 +28,7 @@ from tapas.cli.signals import stop_on_signal
 from tapas.cli.terminal import print_json, print_lines, status, warn_only
 from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, restarts_of
 from tapas.errors import UsageError
+from tapas.escapes import shell_path, shell_word
 from tapas.heads import import_method
 from tapas.heads.own_method import is_own
 from tapas.tables.ranks import Ranks
@@ -334,7 +335,7 @@ def train(
                 )
             except (KeyboardInterrupt, SystemExit):
                 if (folder / RECORD).exists():
-                    say(f"Continue with `tapas train --resume {folder}`.")
+                    say(f"Continue with `tapas train --resume {shell_path(folder)}`.")
                 raise
         if ranks.is_main:
             _report(folder, outcome, as_json, quiet, own)
@@ -395,7 +396,7 @@ def _report(
     folder: Path, outcome: TrainResult, as_json: bool, quiet: bool, own: str | None
 ) -> None:
     """Say how training ended and what to do next; commands need the name of an `own` method."""
-    again = "" if own is None else f" --method {own}"
+    again = "" if own is None else f" --method {shell_word(own)}"
     if as_json:
         print_json({"run": str(folder), **asdict(outcome)})
     if quiet:
@@ -409,12 +410,13 @@ def _report(
         words += f" Best MAP@20: {outcome.best:.4f}, at step {outcome.best_step:,}."
     status(words)
     if outcome.reason == "interrupted":
-        status(f"Continue with `tapas train --resume {folder}{again}`.")
+        status(f"Continue with `tapas train --resume {shell_path(folder)}{again}`.")
         return
     run = open_run(folder)
     if advice := advise_run(run):
         print_lines(*next_training(run_again(run), advice, first="Try"), err=True)
-    status(f"Next: `tapas evaluate {folder}{again}`, `tapas recommend {folder}{again} --user ...`.")
+    named = f"{shell_path(folder)}{again}"
+    status(f"Next: `tapas evaluate {named}`, `tapas recommend {named} --user ...`.")
 
 
 def _refuse_with_resume(flags: Layer, **others: object) -> None:

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import platform
-import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from tapas.data.event_log import EventLog
 from tapas.data.source import LogSource, command_options
 from tapas.data.splits import AUTO, Split, SplitConfig
 from tapas.errors import DataError, UsageError
+from tapas.escapes import shell_join
 from tapas.evaluation.points import describe_points
 from tapas.json_toml import parse_json
 from tapas.phrases import counted
@@ -234,7 +234,7 @@ def command_of(settings: Settings) -> str:
                 words += ["--set", f"{section}.{name}={value}"]
     if settings["batch"] != base["batch"]:
         words += ["--set", f"loop.batch={settings['batch']}"]
-    return shlex.join(words)
+    return shell_join(words)
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,5 @@
 """Numbers and sentences that describe a log, how it was read and how it is split."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from tapas.data.event_log import EventLog
+from tapas.data.log_options import quoted_value
 from tapas.data.splits import Split
 from tapas.data.times import DATETIME, FILE_ORDER, TEXT_POSITION
+from tapas.escapes import shell_word
 from tapas.phrases import counted
 
 MAX_UNUSED = 12  # columns that are named
@@ -183,7 +184,7 @@ def describe(log: EventLog) -> Description:
 def _describe_event_types(column: str, counts: Mapping[str, int]) -> str:
     shown = ", ".join(f"{value} {number:,}" for value, number in list(counts.items())[:5])
     values = [v for word in WANTED_EVENTS for v in counts if v.lower().startswith(word)]
-    example = shlex.quote(f"{column}={next(iter(values or counts))}")
+    example = shell_word(f"{column}={quoted_value(next(iter(values or counts)))}")
     return (
         f"All kinds of {column} count alike ({shown}{', ...' if len(counts) > 5 else ''}): read "
         f"some of them with --where {example}."

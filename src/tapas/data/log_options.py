@@ -39,8 +39,20 @@ def parse_condition(text: str) -> Condition:
         if not value:
             raise UsageError(f"--where {text!r} has no value to compare {column} with.")
         return Condition(text, column, operator, (value,))
-    values = next(csv.reader([value], skipinitialspace=True), []) or [""]
+    try:
+        values = next(csv.reader([value], skipinitialspace=True), []) or [""]
+    except csv.Error:
+        raise UsageError(
+            f"--where {text!r} has a line break in a value. Put the value in double quotes."
+        ) from None
     return Condition(text, column, operator, tuple(values))
+
+
+def quoted_value(value: str) -> str:
+    """`value` as `parse_condition` takes it for one value."""
+    if value == value.strip() and not re.search(r'[,"\r\n]', value):
+        return value
+    return '"' + value.replace('"', '""') + '"'
 
 
 def check_time_format(given: str) -> None:

@@ -14,12 +14,22 @@ from numpy.typing import NDArray
 from tapas.data.column_words import is_event_type
 from tapas.data.columns import Present, resolve_columns
 from tapas.data.keys import CodedKeys, code_keys, normalize_keys
-from tapas.data.readers import CURE, MOST, Frame, file_kind, open_layout, read_frame, read_sample
+from tapas.data.readers import (
+    CURE,
+    MOST,
+    Frame,
+    file_kind,
+    first_object,
+    open_layout,
+    read_frame,
+    read_sample,
+)
 from tapas.data.row_filter import RowFilter
 from tapas.data.source import LogSource
 from tapas.data.times import FILE_ORDER, READ_WITHOUT_FORMAT, TEXT_POSITION, parse_times
 from tapas.data.weights import parse_weights
 from tapas.errors import DataError, UsageError
+from tapas.escapes import shell_word
 from tapas.phrases import counted
 
 MAX_EXAMPLES = 5  # bad rows quoted in the report
@@ -167,10 +177,11 @@ def _read(source: LogSource, path: Path, rows: RowFilter, tally: _Tally) -> dict
 def _refuse_objects(raw: dict[str, pl.Series], path: Path) -> None:
     """Raise if a user or an item is an object or a list, which JSON may have."""
     for role in [role for role in ("user", "item") if role in raw]:
-        nested = raw[role].str.contains(r"^[{\[]").fill_null(False).arg_true()
-        if len(nested):
+        doubtful = raw[role].str.contains(r"^[{\[]").fill_null(False).arg_true()
+        row = first_object(path, raw[role].name, doubtful) if len(doubtful) else None
+        if row is not None:
             raise DataError(
-                f"{path}, row {nested[0] + 1}: {raw[role].name} is {raw[role][nested[0]]}; "
+                f"{path}, row {row + 1}: {raw[role].name} is {raw[role][row]}; "
                 "expected a number or text. Write its id as a field of its own."
             )
 
@@ -287,7 +298,7 @@ def _doubtful_keys(user: CodedKeys, item: CodedKeys, columns: dict[str, str]) ->
             notes.append(
                 f"{counted(number, 'row has', 'rows have')} the {role} "
                 f"'{coded.keys[code]}', read as any other; leave them out with --where "
-                f"'{name}!={coded.keys[code]}'"
+                + shell_word(f"{name}!={coded.keys[code]}")
             )
         rounded = coded.keys.str.contains(ROUNDED_KEY).fill_null(False)
         if rounded.any():

@@ -7,7 +7,7 @@ import csv
 import glob
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from tapas.data.csv_layout import Layout, find_layout
 from tapas.data.local_files import literal
 from tapas.data.text_lines import WINDOWS, collected, scan, text_lines, unreadable
 from tapas.errors import DataError, UsageError
+from tapas.escapes import shell_path
 from tapas.interruptions import defer_signals
 from tapas.json_toml import parse_json
 
@@ -104,7 +105,7 @@ def read_sample(path: Path, layout: Layout | None = None, num_rows: int = SAMPLE
         if row == 0 and line.lstrip().startswith("["):
             raise DataError(
                 f"{path} is one JSON list; expected one JSON object on each line. Convert it, for "
-                f"example with `jq -c '.[]' {path.name}`."
+                f"example with `jq -c '.[]' {shell_path(path.name)}`."
             )
         if record is None and row == 0 and not problem.startswith("not valid"):
             raise DataError(f"{path}, row 1: {problem}. Expected one JSON object on each line.")
@@ -258,6 +259,17 @@ def _checked_json(path: Path) -> tuple[io.BytesIO, list[tuple[int, str]], int]:
             line = "{}"
         good.write(line + "\n")
     return io.BytesIO(good.getvalue().encode()), broken, row
+
+
+def first_object(path: Path, column: str, rows: Iterable[int]) -> int | None:
+    """The first of `rows`, counted from 0, in which `column` is an object or list, not text."""
+    wanted = set(rows)
+    for row, line in enumerate(_records(path)):
+        if row in wanted:
+            record, _ = _parse(line)
+            if isinstance((record or {}).get(column), dict | list):
+                return row
+    return None
 
 
 def _parse(line: str) -> tuple[dict[str, object] | None, str]:

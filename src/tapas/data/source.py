@@ -10,6 +10,7 @@ from typing import Any
 
 from tapas.data.log_options import check_separator, check_time_format, parse_condition
 from tapas.errors import UsageError
+from tapas.escapes import not_an_option
 from tapas.given_file import check_given
 from tapas.shapes import check_positive
 
@@ -153,7 +154,7 @@ def command_options(log: Mapping[str, Any]) -> list[str]:
     >>> command_options({"files": ["a.csv"], "user": "who", "min_count": 1, "skip_bad_rows": True})
     ['a.csv', '--user', 'who', '--skip-bad-rows']
     """
-    words = list(log["files"])
+    words = [not_an_option(file) for file in log["files"]]
     start = LogSource(files=("log",))
     for name in FLAGS:
         default = getattr(start, name)

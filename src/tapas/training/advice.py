@@ -1,6 +1,5 @@
 """Advice on what to do next: options that fit the log, and the command that has them."""
 
-import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -9,6 +8,7 @@ from tapas.data.description import Description, describe
 from tapas.data.source import command_options
 from tapas.data.splits import best_split, split_log
 from tapas.data.times import TEXT_POSITION
+from tapas.escapes import not_an_option, shell_join, shell_path
 from tapas.evaluation.verdict import LEAST_USERS
 from tapas.heads.own_method import is_own
 from tapas.training.config import HeadConfig
@@ -31,7 +31,7 @@ class Advice:
     reason: str  # a clause without a full stop
 
     def __str__(self) -> str:
-        return f"{shlex.join(self.options)}: {self.reason}"
+        return f"{shell_join(self.options)}: {self.reason}"
 
 
 def advise(
@@ -69,7 +69,7 @@ def advise_run(run: RunFolder, *, better: Collection[str] = ()) -> list[Advice]:
 
 def run_again(run: RunFolder) -> list[str]:
     """The command that trains with the settings of `run` once more, into another folder."""
-    path = str(run.path)
+    path = not_an_option(str(run.path))
     method = run.config.head.method
     named = ["--method", method] if is_own(method) else []
     return ["tapas", "train", "--config", f"{path}/{CONFIG}", "--out", f"{path}-2", *named]
@@ -80,7 +80,7 @@ def next_training(
 ) -> list[str]:
     """`command` with the options of `advice` as one line, and a line with each reason."""
     options = [option for each in advice for option in each.options]
-    return [f"{first}: {shlex.join([*command, *options])}", *(f"  {each}" for each in advice)]
+    return [f"{first}: {shell_join([*command, *options])}", *(f"  {each}" for each in advice)]
 
 
 def advise_evaluated(run: RunFolder, found: "RunsEvaluation") -> list[Advice]:
@@ -103,8 +103,8 @@ def after_evaluation(
         return next_training(run_again(run), advice, first="Try")
     if any(lead.below_zero for lead in found.baselines.values()):
         log = command_options(asdict(run.config.log))
-        return [f"Try: {shlex.join(['tapas', 'compare', *log, '--budget', '10m'])}"]
-    return [f"Next: tapas recommend {shlex.quote(str(run.path))} --user ..."]
+        return [f"Try: {shell_join(['tapas', 'compare', *log, '--budget', '10m'])}"]
+    return [f"Next: tapas recommend {shell_path(run.path)} --user ..."]
 
 
 def _another_split(run: RunFolder) -> list[str]:

@@ -11,6 +11,7 @@ from tapas.checkpoints.model import load_model_state, read_checkpoint
 from tapas.data.list_files import ListCounts, read_lists
 from tapas.data.splits import split_log
 from tapas.errors import UsageError
+from tapas.escapes import shell_path
 from tapas.evaluation.evaluate import Evaluation, RankedLists, evaluate, held_out
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import ListOptions, ranked_lists
@@ -33,7 +34,8 @@ def load_model(
     split = split_log(run.log, run.config.split)
     if not run.checkpoints.steps():
         raise UsageError(
-            f"{run.path} has no checkpoint yet. Train on with `tapas train --resume {run.path}`."
+            f"{run.path} has no checkpoint yet. Train on with "
+            f"`tapas train --resume {shell_path(run.path)}`."
         )
     data = TrainingData(None, run.log, split.train_end)
     model = build_model(run.config, split.train_counts, ranks, data=data)

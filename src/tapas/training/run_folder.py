@@ -37,6 +37,7 @@ from tapas.checkpoints.describe import CHECKPOINTS
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.data.event_log import EventLog, copy_log
 from tapas.errors import DataError, UsageError
+from tapas.escapes import shell_path
 from tapas.heads.own_method import NotImportedError
 from tapas.training.config import TrainConfig, as_toml, build_config, read_toml
 from tapas.version import __version__
@@ -173,7 +174,7 @@ def open_run(path: Path) -> RunFolder:
         hint = "" if path.is_dir() else " There is no such folder."
         raise UsageError(
             f"{path} holds no run ({RECORD} is missing).{hint} Create one with "
-            f"`tapas train ... --out {path}`."
+            f"`tapas train ... --out {shell_path(path)}`."
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path / RECORD} cannot be read: {error}.") from error

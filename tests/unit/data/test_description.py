@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tapas.data import EventLog, SplitConfig, split_log
 from tapas.data.description import describe, describe_period, describe_reading, describe_split
+from tapas.data.log_options import parse_condition, quoted_value
 
 NUM_ITEMS = 6
 LOGS = st.lists(  # for every user the (time, item) of the events
@@ -72,6 +73,11 @@ def test_a_column_of_event_types_suggests_a_condition():
         "All kinds of event type count alike (view 9,000, cart 70, purchase 5, d 4, e 3, ...): "
         "read some of them with --where 'event type=purchase'."
     )
+
+
+@given(st.text(min_size=1))
+def test_a_suggested_condition_names_that_one_value(value):
+    assert parse_condition(f"event={quoted_value(value)}").values == (value,)
 
 
 def test_how_a_log_was_read_is_said():

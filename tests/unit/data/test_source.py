@@ -28,6 +28,10 @@ BAD = [
         "--where 'purchase' is not COLUMN=VALUE, as in event_type=purchase. Beside = there are "
         "!=, >=, <=, > and <.",
     ),
+    (
+        {"where": ("a=b\nc",)},
+        "--where 'a=b\\nc' has a line break in a value. Put the value in double quotes.",
+    ),
     ({"where": ("price>",)}, "--where 'price>' has no value to compare price with."),
     (
         {"time_format": "day"},
