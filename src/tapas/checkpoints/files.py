@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tapas.atomic_file import sync, usual_mode
@@ -34,6 +34,7 @@ from tapas.checksums import (
 )
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.shapes import check_tensor
+from tapas.stored_file import checked
 from tapas.version import __version__
 
 FORMAT = 1
@@ -135,6 +136,8 @@ def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
     if type(record["step"]) is not int or record["step"] < 0 or type(record["best"]) is not bool:
         raise ValueError("step or best")
     files: Checksums = record["files"]
+    if DENSE not in files:
+        raise ValueError(DENSE)
     for path, expected in checkpoint_files(folder, record).items():
         if not NAME.fullmatch(path.name) or path.parent != folder or not is_checksum(expected):
             raise ValueError(path)
@@ -143,7 +146,9 @@ def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
         for each in table["tensors"].values():
             if not isinstance(getattr(torch, each["dtype"]), torch.dtype):
                 raise ValueError(each["dtype"])
-            _ = [int(size) for size in each["shape"]]
+            num_rows, *others = each["shape"]
+            if num_rows not in (0, table["num_classes"]) or any(size < 0 for size in others):
+                raise ValueError(each["shape"])
         ranges = table["ranges"]
         bounds = [0, *(stop for _, _, stop in ranges)]
         if (
@@ -153,6 +158,14 @@ def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
             or bounds[-1] != table["num_classes"]
         ):
             raise ValueError("the ranges do not cover the table")
+
+
+def read_dense(folder: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
+    """The tensors outside of tables; DataError if the file cannot be read."""
+    try:
+        return load_file(checked(folder / DENSE), device=str(device))
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{folder / DENSE} cannot be read: {error}.") from error
 
 
 def complete_in(folder: Path) -> dict[int, Path]:

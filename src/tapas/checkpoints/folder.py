@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from tapas.atomic_file import make_folder, private_folder, remove_leftovers, sync
@@ -30,6 +29,7 @@ from tapas.checkpoints.files import (
     check_json,
     complete_in,
     newest_valid,
+    read_dense,
     read_record,
     suggest_other,
     unshare,
@@ -220,7 +220,7 @@ class CheckpointFolder:
                     raise UsageError(words)
                 other = self._other_than(step) if ranks.rank == 0 else None
                 raise DataError(f"{words} {ranks.gather_json('offer another', other)[0]}")
-        tensors = load_file(folder / DENSE, device=str(device))
+        tensors = read_dense(folder, device)
         tensors |= read_rows(folder, record, ranges or {}, device=device)
         return _checkpoint(step, folder, record, tensors)
 
@@ -248,7 +248,7 @@ class CheckpointFolder:
         Verifies its share of the files, as in `load_rows`; all of them if `num_readers` is 1.
         """
         step, folder, record = self._verified(step, reader, num_readers)
-        return _checkpoint(step, folder, record, load_file(folder / DENSE))
+        return _checkpoint(step, folder, record, read_dense(folder))
 
     def _verified(
         self, step: int | None, reader: int, num_readers: int

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from tapas.atomic_file import make_folder, unfinished_folder
 from tapas.checkpoints.describe import state_key
-from tapas.checkpoints.files import DENSE, read_record, verify, write_file, write_state
+from tapas.checkpoints.files import DENSE, read_dense, read_record, verify, write_file, write_state
 from tapas.checkpoints.folder import FULL
 from tapas.checkpoints.rows import RowsFile, TableRows, join_tables, read_rows
 from tapas.errors import UsageError
@@ -83,7 +82,7 @@ def with_classes(folder: Path, num_classes: int, new: NewRows, *, least: int = 1
     as given by `new`, else at the defaults of the optimizers of this library.
     """
     record = verify(folder)
-    dense, tensors = load_file(folder / DENSE), read_rows(folder, record, {})
+    dense, tensors = read_dense(folder), read_rows(folder, record, {})
     growing = _growing(folder, record, dense, num_classes, least)
     known = [RowwiseAdagrad.fused(), LazyAdam.fused(), *([new.optimizer] if new.optimizer else [])]
     starts = {key: spec.initial for each in known for key, spec in each.state_specs().items()}

@@ -8,6 +8,7 @@ can read a table: all rows by id, or a range of another order.
 import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from tapas.checkpoints.files import Checksums, rows_file, unshare, write_file
 from tapas.errors import DataError, UsageError, choice
+from tapas.stored_file import checked
 from tapas.tables.placement import Placement, RowRange
 
 READ_BYTES = 64 * 2**20  # block size when reading rows
@@ -177,14 +179,18 @@ class _StoredRows:
     def read(self, wanted: RowRange, device: torch.device) -> Tensor:
         """The rows of the range `wanted`, in its order."""
         size = wanted.stop - wanted.start if self.shape[0] else 0
+        same = self.stored.same_order(wanted)
+        first_row, last_row = (wanted.start, wanted.stop) if same else (0, self.shape[0])
+        if size:
+            self._check_files(first_row, last_row)  # before memory of that size is taken
         found = torch.empty((size, *self.shape[1:]), dtype=self.dtype, device=device)
         if not size:
             return found
-        if self.stored.same_order(wanted):
-            for first, rows in self._blocks(wanted.start, wanted.stop):
+        if same:
+            for first, rows in self._blocks(first_row, last_row):
                 found[first - wanted.start : first - wanted.start + len(rows)] = rows.to(device)
             return found
-        for first, rows in self._blocks(0, self.shape[0]):
+        for first, rows in self._blocks(first_row, last_row):
             ids = self.stored.placement.ids_at(torch.arange(first, first + len(rows), device="cpu"))
             at = wanted.placement.permute(ids) - wanted.start
             mine = (at >= 0) & (at < size)
@@ -199,18 +205,31 @@ class _StoredRows:
             begin, end = max(first, start), min(last, stop)
             if begin >= end:
                 continue
-            try:
-                with safe_open(self.folder / file, framework="pt") as opened:
-                    rows: Any = opened.get_slice(self.name)
-                    if list(rows.get_shape()) != [stop - start, *self.shape[1:]]:
-                        raise DataError(
-                            f"{self.folder / file} has {self.name} of shape {rows.get_shape()}; "
-                            f"expected {[stop - start, *self.shape[1:]]}."
-                        )
-                    for position in range(begin, end, step):
-                        yield position, rows[position - start : min(position + step, end) - start]
-            except (SafetensorError, OSError) as error:
-                raise DataError(f"{self.folder / file} cannot be read: {error}.") from error
+            with self._stored_in(file) as rows:
+                for position in range(begin, end, step):
+                    yield position, rows[position - start : min(position + step, end) - start]
+
+    def _check_files(self, first: int, last: int) -> None:
+        """Raise DataError unless these rows are in files, in the shape and dtype recorded."""
+        for file, start, stop in self.ranges:
+            if max(first, start) >= min(last, stop):
+                continue
+            with self._stored_in(file) as rows:
+                shape, dtype = rows.get_shape(), rows[:0].dtype
+                if shape != [stop - start, *self.shape[1:]] or dtype != self.dtype:
+                    raise DataError(
+                        f"{self.folder / file} has {self.name} of shape {shape} and {dtype}; "
+                        f"expected {[stop - start, *self.shape[1:]]} and {self.dtype}."
+                    )
+
+    @contextmanager
+    def _stored_in(self, file: str) -> Iterator[Any]:
+        """The rows in `file`, which can be sliced."""
+        try:
+            with safe_open(checked(self.folder / file), framework="pt") as opened:
+                yield opened.get_slice(self.name)
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{self.folder / file} cannot be read: {error}.") from error
 
 
 def _check_range(folder: Path, prefix: str, table: Mapping[str, Any], wanted: RowRange) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tapas.errors import DataError
+from tapas.given_file import check_given
 from tapas.interruptions import defer_signals
 from tapas.json_toml import parse_json
 
@@ -66,6 +67,7 @@ class Ledger:
 def _read(path: Path) -> Iterator[Result]:
     if not path.exists():
         return
+    check_given(path)
     lines = path.read_text().splitlines()
     for number, line in enumerate(lines, start=1):
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tapas.atomic_file import is_private, private_folder
 from tapas.data.event_log import ARRAYS, DESCRIPTION, VOCABULARIES, WEIGHTS
 from tapas.errors import UsageError
+from tapas.stored_file import checked, open_file, read_text
 
 KEY = re.compile(r"[0-9a-f]{32}")  # name of the folder of a prepared log
 FILES = {DESCRIPTION, *VOCABULARIES.values(), *(f"{name}.npy" for name in (*ARRAYS, WEIGHTS))}
@@ -34,7 +35,7 @@ def mark_used(folder: Path) -> None:
     with suppress(OSError):  # the folder may be read-only
         if folder in _held:
             os.close(_held.pop(folder))
-        descriptor = os.open(folder / DESCRIPTION, os.O_RDONLY)
+        descriptor = os.open(checked(folder / DESCRIPTION), os.O_RDONLY)
         _held[folder] = descriptor
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         os.utime(folder)
@@ -61,7 +62,7 @@ def num_others(cache: Path) -> int:
 def remove(log: PreparedLog) -> bool:
     """Remove the log from the cache, unless a process uses it; returns whether it was removed."""
     try:
-        with (log.folder / DESCRIPTION).open("rb") as file:
+        with open_file(log.folder / DESCRIPTION) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -99,7 +100,7 @@ def _is_ours(path: Path) -> bool:
 def _describe(folder: Path) -> PreparedLog:
     files: tuple[str, ...] = ()
     with suppress(ValueError, KeyError, TypeError, OSError):  # of an earlier version, or damaged
-        files = tuple(json.loads((folder / DESCRIPTION).read_text())["report"]["files"])
+        files = tuple(json.loads(read_text(folder / DESCRIPTION))["report"]["files"])
     return PreparedLog(
         folder=folder,
         files=files,

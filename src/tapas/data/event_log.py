@@ -21,7 +21,7 @@ from tapas.checksums import (
     with_checksum,
 )
 from tapas.data.times import DATETIME
-from tapas.data.vocabulary import Vocabulary
+from tapas.data.vocabulary import Vocabulary, num_keys
 from tapas.errors import DataError, UsageError
 from tapas.stored_file import checked
 
@@ -68,6 +68,25 @@ class EventLog:
     def user_keys(self) -> Vocabulary:
         return Vocabulary.load(self.folder / VOCABULARIES["user"], kind="user")
 
+    def check_values(self) -> None:
+        """Raise DataError unless offsets and items are in range: the files may be a stranger's.
+
+        Reads all events, so that this is left to whoever reads them next anyway.
+        """
+        lengths = np.diff(self.offsets)
+        whole = len(lengths) and self.offsets[0] == 0 and lengths.min() > 0
+        if not whole or self.offsets[-1] != self.num_events or len(self.times) != self.num_events:
+            raise DataError(
+                f"{self.folder / 'offsets.npy'} is damaged: expected rising numbers from 0 to "
+                f"{self.num_events}, the number of events."
+            )
+        low, high = int(self.items.min()), int(self.items.max())
+        if low < 0 or high >= self.num_items:
+            raise DataError(
+                f"{self.folder / 'items.npy'} is damaged: it has the item "
+                f"{low if low < 0 else high}; expected 0 to {self.num_items - 1}."
+            )
+
     @property
     def num_events(self) -> int:
         return len(self.items)
@@ -110,9 +129,13 @@ class EventLog:
         check_files(log_checksums(folder, description) or {}, everything=everything)
         sizes = description["sizes"]
         arrays = {name: _mapped(folder / f"{name}.npy", size) for name, size in sizes.items()}
-        for name in VOCABULARIES.values():
-            if not (folder / name).exists():
-                raise DataError(f"{folder / name} cannot be read: No such file or directory.")
+        counts = {"item": description["report"]["items"], "user": sizes["offsets"] - 1}
+        for kind, name in VOCABULARIES.items():
+            if (found := num_keys(folder / name)) != counts[kind]:
+                raise DataError(
+                    f"{folder / name} has {found:,} keys; expected {counts[kind]:,}, as "
+                    f"{DESCRIPTION} says."
+                )
         return cls(folder, arrays, description["report"])
 
 

@@ -204,6 +204,7 @@ def _describe_users(split: Split) -> str:
 
 
 def _split(log: EventLog, config: SplitConfig, reason: str = "") -> Split:
+    log.check_values()
     lengths = np.diff(log.offsets)
     if int(lengths.max()) == 1:
         raise DataError(

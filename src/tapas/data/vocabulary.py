@@ -12,9 +12,33 @@ from numpy.typing import NDArray
 from tapas.data.local_files import literal
 from tapas.errors import DataError, UsageError
 from tapas.phrases import did_you_mean
+from tapas.stored_file import checked
 
 RARE_KEY = "(rare)"
 MAX_SUGGESTIONS = 5000  # keys that are searched for a close match
+MOST_PER_BYTE = 100  # keys in a byte of a file, which differ; equal ones could be any number
+
+
+def num_keys(path: Path) -> int:
+    """How many keys the file of a vocabulary has; DataError if it cannot be read."""
+    try:
+        size = checked(path).stat().st_size
+        rows = pl.scan_parquet(literal(path), glob=False).select(pl.len()).collect().item()
+    except FileNotFoundError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        raise _unreadable(path, error) from None
+    if rows > MOST_PER_BYTE * size:
+        raise DataError(f"{path} claims {rows:,} keys in {size:,} bytes: it is damaged.")
+    return int(rows)
+
+
+def _unreadable(path: Path, error: BaseException) -> DataError:
+    reason = str(error).splitlines()[0]
+    return DataError(
+        f"{path} cannot be read: {reason}. Expected a Parquet file with columns key and count; "
+        "prepare the log again."
+    )
 
 
 class Vocabulary:
@@ -150,14 +174,13 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path, *, kind: str = "item") -> Self:
         try:
-            frame = pl.read_parquet(literal(path), glob=False)
+            num_keys(path)
+            frame = pl.read_parquet(literal(path), glob=False, columns=["key", "count"])
+            if not (frame["key"].dtype.is_integer() or frame["key"].dtype == pl.String):
+                raise pl.exceptions.SchemaError(f"key is of type {frame['key'].dtype}")
             return cls(frame["key"], frame["count"].cast(pl.Int64).to_numpy(), kind=kind)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(
-                f"{path} cannot be read: {reason}. Expected a Parquet file with columns key and "
-                "count; prepare the log again."
-            ) from None
+            raise _unreadable(path, error) from None
 
     @cached_property
     def _index(self) -> tuple[NDArray[np.int64], pl.Series]:

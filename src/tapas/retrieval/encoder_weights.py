@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tapas.atomic_file import atomic_write, check_exists, usual_mode
-from tapas.encoders import ENCODERS, Encoder, build_encoder
+from tapas.encoders import ENCODERS, Encoder, build_encoder, least_bytes
 from tapas.errors import DataError, TapasError
 from tapas.retrieval.encoder_export import QueryModule
 from tapas.shapes import all_finite
@@ -85,12 +85,10 @@ def read_encoder(path: Path, settings: object, rows: Tensor) -> WeightsEncoder:
                 raise DataError(
                     f"{path} has format {found}; expected {FORMAT}, as `tapas export` writes it."
                 )
-            names = list(file.keys())
-            places = known["history"] if known["kind"] == "transformer" else 0
-            least = known["dim"] * (known["layers"] * known["dim"] + places)
-            if known["layers"] > len(names) or 4 * least > path.stat().st_size:
+            sizes = {name: known[name] for name in ("kind", "dim", "history", "layers")}
+            if least_bytes(**sizes) > path.stat().st_size:
                 raise _misfit(path)
-            tensors = {name: file.get_tensor(name) for name in names}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} is damaged ({error}). Export it again.") from error
     inputs = tensors.pop(INPUTS, rows)
@@ -122,8 +120,6 @@ def _checked(path: Path, settings: object, dim: int) -> Mapping[str, Any]:
         or settings["dim"] != dim
     ):
         raise _misfit(path)
-    if settings["kind"] == "mean":
-        return {**settings, "layers": 1}
     return settings
 
 

@@ -5,19 +5,21 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tapas.checkpoints.files import DENSE, read_record
 from tapas.data.event_log import EventLog
 from tapas.data.splits import Split
 from tapas.data.windows import Windows, predicting_events
 from tapas.distributed import ShardedTable
 from tapas.distributed.collectives import GroupRanks
-from tapas.encoders import Encoder, build_encoder
-from tapas.errors import UsageError
+from tapas.encoders import Encoder, build_encoder, least_bytes
+from tapas.errors import DataError, UsageError
 from tapas.heads import FlatHead
 from tapas.heads.facts import BuildContext
 from tapas.optim import SGD, Adagrad, LazyAdam, RowOptimizer, RowUpdate, RowwiseAdagrad, anchors
@@ -203,6 +205,28 @@ def table_specs(config: TrainConfig, num_classes: int) -> dict[str, TableSpec]:
     if config.model.copy:
         specs[COPY_RATE] = spec._replace(dim=1, seed=seed + 2, has_bias=False, zero_init=True)
     return specs
+
+
+def check_sizes(config: TrainConfig, num_classes: int, checkpoint: Path) -> None:
+    """Raise DataError if `checkpoint` is too small for the model of `config`, before it is built.
+
+    So a config.toml with absurd sizes does not take memory that its checkpoint does not need.
+    """
+    record, model = read_record(checkpoint), config.model
+    sizes = {"dim": model.dim, "history": model.history, "layers": model.layers}
+    least, fits = least_bytes(model.encoder, **sizes), True
+    for name, spec in table_specs(config, num_classes).items():
+        table = record["tables"].get(name)
+        if table is None:
+            least += num_classes * spec.dim
+        else:
+            fits = fits and (table["num_classes"], table["dim"]) == (num_classes, spec.dim)
+    if not fits or least > record["files"][DENSE]["bytes"]:
+        raise DataError(
+            f"{checkpoint} does not have the sizes of its run: {num_classes:,} items, model.dim "
+            f"{model.dim}, model.history {model.history}, model.layers {model.layers}. Correct "
+            "config.toml, or restore the run from another copy."
+        )
 
 
 def build_model(

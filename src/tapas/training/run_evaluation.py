@@ -18,7 +18,7 @@ from tapas.evaluation.ranked_lists import ListOptions, ranked_lists
 from tapas.evaluation.scores import LIST_LENGTH
 from tapas.evaluation.verdict import LEAST_USERS, beside, beside_baselines, too_few
 from tapas.tables.ranks import ONE_PROCESS, Ranks
-from tapas.training.build import TrainingData, build_model
+from tapas.training.build import TrainingData, build_model, check_sizes
 from tapas.training.model import SequenceModel
 from tapas.training.run_folder import RunFolder
 
@@ -37,9 +37,10 @@ def load_model(
             f"{run.path} has no checkpoint yet. Train on with "
             f"`tapas train --resume {shell_path(run.path)}`."
         )
+    step = run.checkpoints.best() if step is None else step
+    check_sizes(run.config, run.log.num_items, run.checkpoints.find(step)[1])
     data = TrainingData(None, run.log, split.train_end)
     model = build_model(run.config, split.train_counts, ranks, data=data)
-    step = run.checkpoints.best() if step is None else step
     checkpoint = read_checkpoint(run.checkpoints, model, step, ranks, everything=False)
     load_model_state(model, checkpoint)
     return model.eval(), checkpoint.step

@@ -214,7 +214,8 @@ DAMAGED = "{at}/state.json is damaged: it is not the JSON that was saved. "
         ({"tensors": {"weight": {"dtype": "nn", "shape": [C, D]}}}, DAMAGED),
         (
             {"ranges": [["rows-0.safetensors", 0, 9], ["rows-1.safetensors", 9, C]]},
-            f"{{at}}/rows-0.safetensors has {HEAD}.weight of shape [12, 3]; expected [9, 3].",
+            f"{{at}}/rows-0.safetensors has {HEAD}.weight of shape [12, 3] and torch.float32; "
+            "expected [9, 3] and torch.float32.",
         ),
     ],
 )

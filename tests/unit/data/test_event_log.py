@@ -121,3 +121,58 @@ def test_a_log_of_an_earlier_version_opens_and_is_checked_as_far_as_possible(log
 def test_a_folder_without_description_is_no_log(tmp_path):
     with raises_text("is not a prepared log: log.json is missing."):
         EventLog.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "words"),
+    [
+        ("items", np.zeros(3), "items.npy has dtype float64; expected int32 or int64."),
+        ("times", np.array(["a"] * 3), "times.npy has dtype <U1; expected int64."),
+        ("offsets", np.zeros((2, 2)), "offsets.npy has shape (2, 2); expected ("),
+        ("items", np.array([object()] * 3), "items.npy is damaged or truncated."),
+    ],
+)
+def test_arrays_of_another_type_or_shape_are_refused(log, name, array, words):
+    without_checksum(log.folder / "log.json")
+    np.save(log.folder / f"{name}.npy", array)
+    with raises_text(words, DataError):
+        EventLog.open(log.folder)
+
+
+def test_an_array_larger_than_its_file_takes_no_memory(log):
+    without_checksum(log.folder / "log.json")
+    rewrite(log.folder / "log.json", lambda d: d["sizes"].update(items=2**50))
+    with (log.folder / "items.npy").open("wb") as file:
+        header = {"descr": "<i4", "fortran_order": False, "shape": (2**50,)}
+        np.lib.format.write_array_header_1_0(file, header)
+    with raises_text("items.npy is damaged or truncated.", DataError):
+        EventLog.open(log.folder)
+
+
+def test_numbers_out_of_range_are_refused_before_they_become_sizes(log):
+    """Also if every checksum is right: a stranger can compute them."""
+    log.check_values()
+    log.items = np.array([0, 2**30, 1])
+    with raises_text(
+        "items.npy is damaged: it has the item 1073741824; expected 0 to 1.", DataError
+    ):
+        log.check_values()
+    log.items = np.array([0, -1, 1])
+    with raises_text("items.npy is damaged: it has the item -1; expected 0 to 1.", DataError):
+        log.check_values()
+    for offsets in ([0, 3, 3], [0, 5, 3], [1, 2, 3], [0, 1, 2], [3], [0, 1, 2**60]):
+        log.offsets = np.array(offsets)
+        with raises_text(
+            "offsets.npy is damaged: expected rising numbers from 0 to 3, the number of events.",
+            DataError,
+        ):
+            log.check_values()
+
+
+def test_keys_that_are_not_as_many_as_recorded_are_refused(log):
+    without_checksum(log.folder / "log.json")
+    rewrite(log.folder / "log.json", lambda d: d["report"].update(items=10**15))
+    with raises_text(
+        "item_keys.parquet has 2 keys; expected 1,000,000,000,000,000, as log.json says.", DataError
+    ):
+        EventLog.open(log.folder)

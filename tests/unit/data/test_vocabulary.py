@@ -65,3 +65,17 @@ def test_a_saved_vocabulary_is_loaded_unchanged_and_a_damaged_file_is_named(tmp_
     file.write_bytes(b"PAR1")
     with raises_text(f"{file} cannot be read: ", DataError):
         Vocabulary.load(file)
+
+
+def test_a_small_file_with_a_huge_number_of_equal_keys_is_not_read(tmp_path):
+    file = tmp_path / "keys.parquet"
+    many = pl.DataFrame({"key": pl.repeat(1, 5_000_000, eager=True, dtype=pl.Int64)})
+    many.with_columns(count=pl.col("key")).write_parquet(file)
+    assert file.stat().st_size < 50_000
+    with raises_text("keys.parquet claims 5,000,000 keys in ", DataError):
+        Vocabulary.load(file)
+    pl.DataFrame({"key": [[1]], "count": [1]}).write_parquet(file)
+    with raises_text(
+        "keys.parquet cannot be read: key is of type List(Int64). Expected ", DataError
+    ):
+        Vocabulary.load(file)
