@@ -49,6 +49,7 @@ def prepare_log(
     Raises `UsageError` or `DataError` if the files cannot be read or `cache` cannot be written.
     """
     cache = Path(cache)
+    remove_leftovers(cache)
     folder = cache / source.cache_key(_version(known))
     if folder.exists():
         mark_used(folder)
@@ -62,7 +63,6 @@ def prepare_log(
     num_bytes = sum(array.nbytes for array in arrays.values())
     try:
         make_folder(cache)
-        remove_leftovers(cache)
         status(
             f"Writing the prepared log, {num_bytes / 1e6:,.1f} MB, to {cache} (see `tapas cache`)."
         )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from tapas.atomic_file import unfinished_file
+from tapas.atomic_file import make_folder, sync, unfinished_file
 from tapas.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -37,16 +37,17 @@ class Journal:
     def __init__(self, folder: Path, *, resume_at: int | None = None, tensorboard: bool = True):
         self.path = Path(folder) / "journal.jsonl"
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             if self.path.exists():
                 _drop_after(self.path, resume_at)
             self._file = self.path.open("ab", buffering=0)
+            sync(self.path.parent)
         except OSError as error:
             raise _cannot_write(self.path, error) from error
         self._scalars = _scalars(self.path.parent, resume_at) if tensorboard else None
 
     def write(self, step: int, event: str, **numbers: Value) -> None:
-        """Append one line and flush it to the file.
+        """Append one line and flush it to disk.
 
         NaN and inf are not valid JSON: they are written as null and listed in `not_finite`.
         """
@@ -97,6 +98,7 @@ class Journal:
         try:
             if self._file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._file.fileno())
         except OSError as error:
             with suppress(OSError):
                 self._file.truncate(size_bytes)

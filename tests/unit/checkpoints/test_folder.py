@@ -456,12 +456,10 @@ def test_a_checkpoint_moved_aside_by_a_dead_process_is_loaded_and_then_restored(
 
 TROUBLE = '''
 """Kills child processes of a process that has already imported torch."""
-import os, shutil, signal, sys, time
+import os, signal, sys, time
 from pathlib import Path
 import torch
 from tapas.rng import stream
-from tapas.checkpoints import folder as checkpoint
-from tapas.checkpoints import files as checkpoint_files
 from tapas.checkpoints.folder import CheckpointFolder
 
 torch.set_num_threads(1)
@@ -494,45 +492,19 @@ def child(work):
             os._exit(0)
     return pid
 
-def die_at(call, folder):
-    """Save step 5 again, then 6, and exit just before the n-th call that changes the disk."""
-    left = [call]
-    def deadly(function):
-        def wrapped(*args, **options):
-            left[0] -= 1
-            if left[0] == 0:
-                os._exit(9)
-            return function(*args, **options)
-        return wrapped
-    for module, name in [(os, "rename"), (os, "fsync"), (os, "unlink"), (os, "rmdir"),
-                         (os, "mkdir"), (checkpoint_files, "save_file"),
-                         (checkpoint_files, "checksum")]:
-        setattr(module, name, deadly(getattr(module, name)))
-    save(folder, 5)
-    save(folder, 6)
-
-for call in range(1, 200):
-    folder = CheckpointFolder(root / f"call-{call}", keep=1)
-    save(folder, 5)
-    code = os.waitstatus_to_exitcode(os.waitpid(child(lambda: die_at(call, folder)), 0)[1])
-    reached = check(folder, 5)
-    save(folder, 7)
-    assert sorted(os.listdir(folder.folder)) == [
-        f"step-0000000{n}" for n in ([6, 7] if reached == 6 else [7])], os.listdir(folder.folder)
-    shutil.rmtree(folder.folder)
-    if code == 0:
-        break
-print("places to die:", call - 1)
-
 folder, least = CheckpointFolder(root / "killed"), 0
 save(folder, 0)
 def forever():
     for step in range(least, 10**6):
         save(folder, step)
+        os.write(saved, b".")
         save(folder, step)
 for wait in torch.rand(8, generator=stream(0, "kills")).tolist():
+    seen, saved = os.pipe()
     pid = child(forever)
-    time.sleep(0.02 + 0.1 * wait)
+    os.read(seen, 1)
+    os.read(seen, 1)
+    time.sleep(0.02 * wait)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     least = check(folder, least)
@@ -543,13 +515,12 @@ print("reached:", least)
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_call_or_moment_leaves_a_valid_checkpoint(tmp_path):
+def test_a_kill_at_any_moment_leaves_a_valid_checkpoint(tmp_path):
+    """At every operation: see test_crash_points.py."""
     command = [sys.executable, "-c", TROUBLE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    places, reached = done.stdout.splitlines()
-    assert int(places.removeprefix("places to die: ")) > 20
-    assert int(reached.removeprefix("reached: ")) > 0
+    assert int(done.stdout.removeprefix("reached: ")) > 0
 
 
 def test_names_of_another_model_are_an_error_that_says_which_checkpoint_and_version(tmp_path):
