@@ -34,7 +34,7 @@ BIAS_WORDS = (
     "A small synthetic world (8 contexts, 200 classes) has known probabilities. With logits equal "
     "to the true ones, the expected gradient of the full softmax is 0. The bias of another loss is "
     "the sum of the absolute mean gradients with respect to the logits, exact over targets, "
-    "averaged over draws. *Expected by chance* is the value that an unbiased loss would show with "
+    "averaged over draws. Expected by chance is the value that an unbiased loss would show with "
     "as many draws. Pull: the net gradient on head, middle and tail classes, up (+) or down (−).",
     "Methods whose target is not the softmax are biased by design; their rankings can still be "
     "good.",

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 # C0 and C1 controls, marks that change the direction of text, line ends, lone surrogates
 UNSAFE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff]")
-MARKDOWN = re.compile(r"[\\`*_{}\[\]()#+!|~<>&]")
+CODE = re.compile("(?<!`)(`[^`]+`)(?!`)")  # of Markdown
+MARKUP = re.compile(r"[\\`*\[\]<~]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)")
+LINE_START = re.compile(r"^(\d*)([#>+.)=-])")  # of a heading, quote, list or rule
 PLAIN = re.compile(rb"[\w./ -]", re.ASCII)
 
 
@@ -55,9 +57,21 @@ def shell_join(words: Iterable[object]) -> str:
 
 
 def markdown(text: object) -> str:
-    r"""`text` as one line of Markdown that shows it as it is.
+    r"""`text` as a line of Markdown: only code between backticks is markup, all else is shown.
 
-    >>> markdown("a|b](c) <d> *e*")
-    'a\\|b\\]\\(c\\) \\<d\\> \\*e\\*'
+    >>> markdown("# [a](b) *c* <d> `e_f`")
+    '\\# \\[a\\](b) \\*c\\* &lt;d> `e_f`'
     """
-    return MARKDOWN.sub(r"\\\g<0>", printable(text))
+    line = inline_markdown(text).lstrip()
+    return LINE_START.sub(r"\1\\\2", line)
+
+
+def inline_markdown(text: object) -> str:
+    """As `markdown`, for text inside a line, such as a cell of a table."""
+    parts = CODE.split(printable(text))  # texts and codes in turns
+    parts[::2] = [MARKUP.sub(_show, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _show(found: re.Match[str]) -> str:
+    return {"<": "&lt;", "&": "&amp;"}.get(found[0], f"\\{found[0]}")

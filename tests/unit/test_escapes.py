@@ -54,6 +54,22 @@ def test_a_path_is_never_taken_for_an_option():
     assert shell_word("-x") == "-x"
 
 
-def test_markdown_has_no_markup_of_a_name():
-    shown = markdown("[x](javascript:y) <b>|`z`*_&amp;\n# no")
-    assert shown == r"\[x\]\(javascript:y\) \<b\>\|\`z\`\*\_\&amp;\\n\# no"
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("![x](javascript:y)", r"!\[x\](javascript:y)"),
+        ("<b> &amp; a & b", "&lt;b> &amp;amp; a & b"),
+        ("*a* _b_ c_d ~~e~~", r"\*a\* \_b\_ c_d \~\~e\~\~"),
+        ("a\n\n# b\n| c", r"a\\n\\n# b\\n| c"),
+        ("see `a_b [c](d)` there", "see `a_b [c](d)` there"),
+        ("` `` ` [x](y) `", r"\` \`\` ` [x](y) `"),  # the last two are code
+        ("`[x](y)", r"\`\[x\](y)"),
+        ("# a", r"\# a"),
+        ("  > a", r"\> a"),
+        ("1. a", r"1\. a"),
+        ("- a", r"\- a"),
+        ("12 users, -1 to +2 (95 %)", "12 users, -1 to +2 (95 %)"),
+    ],
+)
+def test_markdown_shows_a_name_as_it_is(text, shown):
+    assert markdown(text) == shown

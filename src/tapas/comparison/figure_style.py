@@ -85,6 +85,7 @@ def label_ends(
             va="center",
             fontsize=fontsize,
             annotation_clip=False,
+            parse_math=False,
             arrowprops={
                 "arrowstyle": "-", "color": colour, "linewidth": 0.7,
                 "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0,

@@ -113,7 +113,8 @@ def label_beside(axes: Axes, labels: Sequence[Label], inches: float) -> None:
         axes.annotate(
             text, (min(1.0, float(end[0])), float(end[1])), (1.06, place),
             xycoords="axes fraction", textcoords="axes fraction", va="center", fontsize=8.5,
-            color=colour, annotation_clip=False, weight="bold" if loud else "normal",
+            color=colour, annotation_clip=False, parse_math=False,
+            weight="bold" if loud else "normal",
             arrowprops={
                 "arrowstyle": "-", "color": colour if loud else PALE, "linewidth": 0.6,
                 "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0,

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from tapas.escapes import inline_markdown, markdown, printable
+
 STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #333; --faint: #6b6b6b; --line: #e5e5e5;
         --box: #f6f6f6; --rule: #faf6f7; --hit: #b5224f; --shade: rgba(0, 0, 0, .22) }
@@ -102,26 +104,26 @@ Block = Heading | Paragraph | Command | Table | Picture | Lists
 
 
 def as_markdown(title: str, blocks: Sequence[Block]) -> str:
-    """Pictures are linked. Bars and angle brackets in the text are escaped."""
-    texts = [f"# {title}"]
+    """Pictures are linked. In texts only code between backticks is markup."""
+    texts = [f"# {markdown(title)}"]
     for block in blocks:
         match block:
             case Heading(text):
-                texts.append(f"## {_plain(text)}")
+                texts.append(f"## {markdown(text)}")
             case Paragraph(text, kind):
-                texts.append(f"> {_plain(text)}" if kind == "rule" else _plain(text))
+                texts.append(f"> {markdown(text)}" if kind == "rule" else markdown(text))
             case Command(text):
-                texts.append(f"```console\n$ {text}\n```")
+                texts.append(f"```console\n$ {printable(text)}\n```")
             case Table(heading, rows):
                 lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in (heading, *rows)]
                 lines.insert(1, "|---" + "|---:" * (len(heading) - 1) + "|")
                 texts.append("\n".join(lines))
             case Picture(name, text):
-                texts.append(f"![{text}]({name})")
+                texts.append(f"![{inline_markdown(text)}]({name})")
             case Lists(name, lists):
-                texts.append(f"### {_plain(name)}")
+                texts.append(f"### {markdown(name)}")
                 for title, items in lists.items():
-                    texts += [f"{_plain(title)}:", "\n".join(map(_bullet, items))]
+                    texts += [f"{markdown(title)}:", "\n".join(map(_bullet, items))]
     return "\n\n".join(texts) + "\n"
 
 
@@ -130,52 +132,52 @@ def as_html(title: str, blocks: Sequence[Block], pictures: Mapping[str, bytes]) 
     texts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>{escape(title)}</title><style>{STYLE}</style>",
-        f"<h1>{escape(title)}</h1>",
+        f"<title>{_html(title)}</title><style>{STYLE}</style>",
+        f"<h1>{_html(title)}</h1>",
     ]
     for block in blocks:
         match block:
             case Heading(text):
-                texts.append(f"<h2>{escape(text)}</h2>")
+                texts.append(f"<h2>{_html(text)}</h2>")
             case Paragraph(text, kind):
-                texts.append(f"<p class='{kind}'>{escape(text)}</p>" if kind else _p(text))
+                texts.append(f"<p class='{kind}'>{_html(text)}</p>" if kind else _p(text))
             case Command(text):
-                texts.append(f"<pre>$ {escape(text)}</pre>")
+                texts.append(f"<pre>$ {_html(text)}</pre>")
             case Table(heading, rows):
                 texts.append(f"<div class='wide'>{_table(heading, rows)}</div>")
             case Picture(name, text):
                 image = base64.b64encode(pictures[name]).decode()
                 source = f"data:image/png;base64,{image}"
                 texts.append("<p class='note swipe'>The figure scrolls sideways.</p>")
-                texts.append(f"<div class='card'><img alt='{escape(text)}' src='{source}'></div>")
+                texts.append(f"<div class='card'><img alt='{_html(text)}' src='{source}'></div>")
             case Lists(name, lists):
                 columns = "".join(_list(title, items) for title, items in lists.items())
-                texts.append(f"<h3>{escape(name)}</h3><div class='lists'>{columns}</div>")
+                texts.append(f"<h3>{_html(name)}</h3><div class='lists'>{columns}</div>")
     return "\n".join([*texts, "</html>"]) + "\n"
 
 
+def _html(text: str) -> str:
+    return escape(printable(text))
+
+
 def _p(text: str) -> str:
-    return f"<p>{escape(text)}</p>"
-
-
-def _plain(text: str) -> str:
-    return text.replace("<", "&lt;")
+    return f"<p>{_html(text)}</p>"
 
 
 def _bullet(item: str) -> str:
     if isinstance(item, Subheading):
-        return f"\n{_plain(item)}\n"
-    return f"- **{_plain(item)}**" if isinstance(item, Marked) else f"- {_plain(item)}"
+        return f"\n{markdown(item)}\n"
+    return f"- **{inline_markdown(item)}**" if isinstance(item, Marked) else f"- {markdown(item)}"
 
 
 def _cell(text: str) -> str:
-    return _plain(text).replace("|", "\\|").replace("\n", " ")
+    return inline_markdown(text).replace("|", "\\|")
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
+    head = "".join(f"<th>{_html(cell)}</th>" for cell in heading)
     body = "\n".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{_html(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
 
@@ -184,8 +186,8 @@ def _list(title: str, items: Sequence[str]) -> str:
     lines = []
     for item in items:
         if isinstance(item, Subheading):
-            lines.append(f"</ol><p class='note'>{escape(item)}</p><ol>")
+            lines.append(f"</ol><p class='note'>{_html(item)}</p><ol>")
         else:
             kind = " class=hit" if isinstance(item, Marked) else ""
-            lines.append(f"<li{kind}>{escape(item)}</li>")
-    return f"<div>{escape(title)}<ol>{''.join(lines)}</ol></div>".replace("<ol></ol>", "")
+            lines.append(f"<li{kind}>{_html(item)}</li>")
+    return f"<div>{_html(title)}<ol>{''.join(lines)}</ol></div>".replace("<ol></ol>", "")

@@ -15,6 +15,7 @@ from tapas.comparison.page import (
     as_html,
     as_markdown,
 )
+from tapas.escapes import shell_join
 
 PARTS = [
     Paragraph("a <b> & 'co'"),
@@ -34,8 +35,8 @@ def test_the_complete_markdown():
         "a &lt;b> & 'co'\n\n"
         "## b &lt;i>\n\n"
         "```console\n$ tapas compare 'x & y' > z\n```\n\n"
-        "|  | c &lt;u> |\n|---|---:|\n| d \\| e | f &lt;s> |\n| g h | &lt; |\n\n"
-        "![what 'it' <shows>](p.png)\n\n"
+        "|  | c &lt;u> |\n|---|---:|\n| d \\| e | f &lt;s> |\n| g\\\\nh | &lt; |\n\n"
+        "![what 'it' &lt;shows>](p.png)\n\n"
         "> i &lt;b>\n\n"
         "j\n\n"
         "### k &lt;b>\n\nl &lt;i>:\n\n- m\n- **n &lt;u>**\n"
@@ -71,3 +72,32 @@ def test_text_is_escaped_in_html():
     assert "<p class='rule'>i &lt;b&gt;</p>" in page
     assert "<ol><li>m</li><li class=hit>n &lt;u&gt;</li></ol>" in page
     assert "alt='what &#x27;it&#x27; &lt;shows&gt;'" in page
+
+
+HOSTILE = "x|`y`](javascript:z)<img src=1 onerror='a'>\"\n\n# h\t\x1b[2J\u202e\udcff ``` *b*"
+
+
+def test_a_hostile_name_is_only_text_on_both_pages():
+    parts = [
+        Paragraph(HOSTILE),
+        Paragraph(HOSTILE, "rule"),
+        Heading(HOSTILE),
+        Command(shell_join(["tapas", "compare", HOSTILE])),
+        Table((HOSTILE, "b"), [[HOSTILE, HOSTILE]]),
+        Picture("p.png", HOSTILE),
+        Lists(HOSTILE, {HOSTILE: [HOSTILE, Marked(HOSTILE)]}),
+    ]
+    text = as_markdown(HOSTILE, parts)
+    page = as_html(HOSTILE, parts, {"p.png": b"picture"})
+    for written in (text, page):
+        written.encode()
+        assert not {"\t", "\x1b", "\u202e"} & set(written)
+        assert "<img src=1" not in written
+    assert page.count("<img") == 1
+    lines = text.splitlines()
+    assert sum(line.startswith("#") for line in lines) == 3  # title, heading and lists
+    assert sum(line.startswith("```") for line in lines) == 2
+    table = [line for line in lines if line.startswith("|")]
+    assert [len(re.findall(r"(?<!\\)\|", line)) for line in table] == [3, 3, 3]
+    outside_code = re.sub(r"(?<!\\)`[^`]*`", "", text.replace("```", ""))
+    assert len(re.findall(r"(?<!\\)\]\(", outside_code)) == 1  # of the picture
