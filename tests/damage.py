@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tapas.checksums import read_json, with_checksum
+from tapas.checksums import parse_json, read_json, with_checksum
+
+LATER = {"run.json": ("id", "files"), "log.json": ("files",), "state.json": ("blocks",)}
 
 
 def flip(file: Path, place: int, bit: int = 0) -> None:
@@ -24,6 +26,25 @@ def rewrite(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def without_checksum(file: Path) -> None:
     """Make it a record of an earlier version."""
     record = read_json(file)
-    for name in ("files", "blocks") if file.name == "log.json" else ("blocks",):
+    for name in LATER.get(file.name, ()):
         record.pop(name, None)
     file.write_text(json.dumps(record))
+
+
+def as_earlier_version(run: Path) -> None:
+    """Remove from a run what earlier versions do not write."""
+    for file in (run / "run.json", run / "log" / "log.json", *run.glob("checkpoints/*/state.json")):
+        without_checksum(file)
+    config, journal = run / "config.toml", run / "journal.jsonl"
+    config.write_text(config.read_text().split("\n", 1)[1])
+    if journal.exists():
+        lines = [json.dumps(parse_json(line)) for line in journal.read_text().splitlines()]
+        journal.write_text("".join(f"{line}\n" for line in lines))
+
+
+def swap(one: Path, other: Path) -> None:
+    """Exchange two files or folders."""
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)

@@ -249,3 +249,25 @@ def _looks_like_checksum(value: object) -> bool:
 
 def _record_digest(record: Mapping[str, Any]) -> str:
     return blake2b(json.dumps(record, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def text_with_checksum(text: str, owner: str) -> str:
+    """`text` after a comment line with its checksum, which also depends on the name `owner`."""
+    return (
+        f"# {NAME} {PREFIX}{_text_digest(text, owner)} of what follows: delete this line if you "
+        f"change it\n{text}"
+    )
+
+
+def check_text(text: str, owner: str) -> bool:
+    """Whether `text` begins with its checksum; WrongChecksumError if that is wrong."""
+    line, _, rest = text.partition("\n")
+    if NAME not in line and PREFIX not in line:  # one of them if the other is damaged
+        return False
+    if text_with_checksum(rest, owner) != text:
+        raise WrongChecksumError
+    return True
+
+
+def _text_digest(text: str, owner: str) -> str:
+    return blake2b(f"{owner}\n{text}".encode(), digest_size=16).hexdigest()

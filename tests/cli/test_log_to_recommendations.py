@@ -353,7 +353,8 @@ def test_settings_come_from_a_file_and_flags_win(folder, tmp_path):
         "../again", "--quiet", cwd=tmp_path / "elsewhere",
     )  # fmt: skip
     assert stderr_of(again) == ""
-    assert (tmp_path / "again" / "config.toml").read_text() == written
+    settings = (tmp_path / "again" / "config.toml").read_text()
+    assert settings.split("\n", 1)[1] == written.split("\n", 1)[1]  # the first is the checksum
     step = "checkpoints/step-00000004"
     for name in (f"{step}/dense.safetensors", f"{step}/rows-0.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()

@@ -7,6 +7,7 @@ import torch
 
 from tapas.atomic_file import atomic_write
 from tapas.checkpoints.rows import TableRows, WriteFailed, Written, write_rows
+from tapas.checksums import read_json, with_checksum
 from tapas.data.splits import split_log
 from tapas.errors import DataError
 from tapas.servers.messages import Version
@@ -21,18 +22,20 @@ FILE = "restore.json"
 def restore_point(run: Path) -> int | None:
     """The step of the checkpoint from which servers start; None for the start of the run."""
     file = run / FILE
-    try:
-        step = json.loads(file.read_text(encoding="utf-8"))["step"]
-        return None if step is None else int(step)
-    except FileNotFoundError:
+    if not file.exists():
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    try:
+        step = read_json(file)["step"]
+        return None if step is None else int(step)
+    except DataError as error:
+        raise DataError(f"{error} Continue with --resume.") from None
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} is damaged: {error}. Continue with --resume.") from error
 
 
 def set_restore_point(run: Path, step: int | None) -> None:
     with atomic_write(run / FILE) as unfinished:
-        unfinished.write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
+        unfinished.write_text(json.dumps(with_checksum({"step": step})) + "\n", encoding="utf-8")
 
 
 class TrainingServer(RowServer):

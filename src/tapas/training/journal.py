@@ -1,6 +1,8 @@
 """The journal of a run: evaluations and other events as JSON lines and TensorBoard scalars.
 
-{"step": 400, "event": "evaluate", "time": "2026-11-17T09:30:00+01:00", "train_loss": 3.25}
+{"step": 400, "event": "evaluate", "time": "2026-11-17T09:30:00+01:00", "train_loss": 3.25, ...}
+
+Each line ends with its own checksum.
 """
 
 import errno
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from tapas.atomic_file import make_folder, sync, unfinished_file
+from tapas.checksums import WrongChecksumError, parse_json, with_checksum
 from tapas.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +62,8 @@ class Journal:
             plain |= dict.fromkeys(odd)
             plain["not_finite"] = ", ".join(f"{name}={value}" for name, value in odd.items())
         now = datetime.now().astimezone().isoformat(timespec="seconds")  # with the offset to UTC
-        self._append(json.dumps({"step": int(step), "event": event, "time": now, **plain}) + "\n")
+        entry = {"step": int(step), "event": event, "time": now, **plain}
+        self._append(json.dumps(with_checksum(entry)) + "\n")
         if self._scalars is not None:
             for name, value in (plain | odd).items():
                 if isinstance(value, int | float):
@@ -126,33 +130,40 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     path = Path(path)
     if not path.exists():
         raise UsageError(f"{path} does not exist. `tapas train` writes one for each run.")
-    return [json.loads(line) for line in _complete_lines(path)]
+    return [entry for _, entry in _complete_lines(path)]
 
 
-def _complete_lines(path: Path) -> list[bytes]:
-    """All complete lines; DataError for one that is not a JSON object with a step."""
+def _complete_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """All complete lines and what they say; DataError for one that is damaged."""
     *lines, last = path.read_bytes().split(b"\n")
+    found: list[tuple[bytes, dict[str, Any]]] = []
     for number, line in enumerate(lines, start=1):
-        if not _is_entry(line):
+        try:
+            found.append((line, _entry(line)))
+        except ValueError as error:
+            wrong = "not a JSON object with an integer step"
+            if isinstance(error, WrongChecksumError):
+                wrong = "damaged, its checksum differs from the one it was saved with"
             raise DataError(
-                f"{path}, line {number}: not a JSON object with an integer step. Remove that "
-                "line, or move the file away."
-            )
-    return [*lines, last] if _is_entry(last) else lines
+                f"{path}, line {number}: {wrong}. Remove that line, or move the file away."
+            ) from None
+    with suppress(ValueError):
+        found.append((last, _entry(last)))
+    return found
 
 
-def _is_entry(line: bytes) -> bool:
-    try:
-        entry = json.loads(line.decode())
-    except ValueError:
-        return False
-    return isinstance(entry, dict) and type(entry.get("step")) is int
+def _entry(line: bytes) -> dict[str, Any]:
+    """What a line says, without its checksum; ValueError if it is damaged."""
+    entry = parse_json(line.decode())
+    if type(entry.get("step")) is not int:
+        raise ValueError("no step")
+    return entry
 
 
 def _drop_after(path: Path, step: int | None) -> None:
     """Rewrite the file without an incomplete last line and without steps after `step`."""
     lines = _complete_lines(path)
-    kept = [line for line in lines if step is None or json.loads(line)["step"] <= step]
+    kept = (line for line, entry in lines if step is None or entry["step"] <= step)
     content = b"".join(line + b"\n" for line in kept)
     if content == path.read_bytes():
         return

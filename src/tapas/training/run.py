@@ -86,7 +86,9 @@ def resume(
     `ServiceConfig()` continues a run of servers in this process. `restarts`, how often torchrun
     has restarted this job, is told to the user and the journal.
     """
-    run = reopen(folder, service)
+    run = ranks.main_first(
+        "open the run", lambda: reopen(folder, service, everything=ranks.is_main)
+    )
     _check_no_servers(run.config)
     torch.set_num_threads(run.num_threads)  # another number would change the order of sums
     split = split_log(run.log, run.config.split)
@@ -138,9 +140,12 @@ def read_log(
     return replace(config, log=config.log.resolved(columns)), log, split
 
 
-def reopen(folder: Path, service: ServiceConfig | None) -> RunFolder:
-    """The run in `folder`, with `service` in place of the saved settings if given."""
-    run = open_run(folder)
+def reopen(folder: Path, service: ServiceConfig | None, *, everything: bool = True) -> RunFolder:
+    """The run in `folder`, with `service` in place of the saved settings if given.
+
+    `everything` of its log is checked, as training goes on with it.
+    """
+    run = open_run(folder, everything=everything)
     if service is None:
         return run
     return replace(run, config=replace(run.config, service=resolve_service(service)))

@@ -7,6 +7,10 @@ run/
   checkpoints/    the newest and the best
   journal.jsonl   one line for each evaluation; tensorboard/ has the same
   restore.json    with servers: the checkpoint from which a restarted server continues
+
+Everything but tensorboard/ can be checked: run.json, config.toml, state.json of a checkpoint and
+each line of the journal carry their own checksum; run.json has that of log.json, log.json those
+of the other files of the log, state.json those of its checkpoint.
 """
 
 import errno
@@ -18,7 +22,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,15 +41,27 @@ from tapas.atomic_file import (
 )
 from tapas.checkpoints.describe import CHECKPOINTS
 from tapas.checkpoints.folder import CheckpointFolder
-from tapas.data.event_log import EventLog, copy_log
+from tapas.checksums import (
+    check_files,
+    check_text,
+    checksum,
+    differs,
+    is_checksum,
+    read_json,
+    text_with_checksum,
+    with_checksum,
+)
+from tapas.data.event_log import DESCRIPTION, EventLog, copy_log
 from tapas.errors import DataError, UsageError
 from tapas.escapes import shell_path
 from tapas.heads.own_method import NotImportedError
+from tapas.stored_file import read_text
 from tapas.training.config import TrainConfig, as_toml, build_config, read_toml
 from tapas.version import __version__
 
 FORMAT = 1
 RECORD, CONFIG, LOG = "run.json", "config.toml", "log"
+LOG_RECORD = f"{LOG}/{DESCRIPTION}"
 UNFINISHED = "run"  # its name in a private folder
 
 
@@ -55,6 +73,7 @@ class RunFolder:
     config: TrainConfig
     log: EventLog
     num_threads: int
+    id: str = ""  # of the log and the first settings; runs of earlier versions have none
 
     @property
     def checkpoints(self) -> CheckpointFolder:
@@ -107,16 +126,21 @@ def create_run(
         with private_folder(path / UNFINISHED if exists else path) as private:
             unfinished = private / UNFINISHED
             (unfinished / LOG).mkdir(parents=True)
-            (unfinished / CONFIG).write_text(as_toml(config), encoding="utf-8")
             copy_log(log.folder, unfinished / LOG)
+            log_record = checksum(unfinished / LOG_RECORD)
+            id = blake2b((log_record["blake2b"] + as_toml(config)).encode(), digest_size=16)
+            _write_config(unfinished / CONFIG, config, id.hexdigest())
             record = {
                 "format": FORMAT,
                 "tapas": __version__,
                 "torch": torch.__version__,
                 "num_threads": num_threads or torch.get_num_threads(),
+                "id": id.hexdigest(),
+                "files": {LOG_RECORD: log_record},
             }
             fill(unfinished)
-            (unfinished / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            text = json.dumps(with_checksum(record), indent=2) + "\n"
+            (unfinished / RECORD).write_text(text, encoding="utf-8")
             sync_all(unfinished)
             if exists:
                 _move_into(path, unfinished)
@@ -135,7 +159,15 @@ def create_run(
 def write_config(run: RunFolder) -> None:
     """Replace the configuration in the folder by that of `run`."""
     with atomic_write(run.path / CONFIG) as unfinished:
-        unfinished.write_text(as_toml(run.config), encoding="utf-8")
+        _write_config(unfinished, run.config, run.id)
+
+
+def _write_config(file: Path, config: TrainConfig, id: str) -> None:
+    """Write config.toml with a checksum for the run `id`, so that no other run's is taken for it.
+
+    The checksum is in the file itself: it is replaced in one step when a run is resumed.
+    """
+    file.write_text(text_with_checksum(as_toml(config), id), encoding="utf-8")
 
 
 @contextmanager
@@ -159,35 +191,15 @@ def exclusive(path: Path, record: str = RECORD) -> Iterator[None]:
         os.close(descriptor)
 
 
-def open_run(path: Path) -> RunFolder:
-    """Open the run in `path`.
+def open_run(path: Path, *, everything: bool = False) -> RunFolder:
+    """Open the run in `path` and check it, except its checkpoints.
 
-    Raises UsageError if there is none or its format is newer, DataError if it is damaged.
+    Of files above 64 MB only some blocks are checked, unless `everything` is to be. Raises
+    UsageError if there is no run or its format is newer, DataError if it is damaged.
     """
+    record = read_run_record(path)
     try:
-        record = json.loads((path / RECORD).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        if path.is_file():
-            raise UsageError(
-                f"{path} is a file; expected the folder of a run, which `tapas train` creates."
-            ) from None
-        hint = "" if path.is_dir() else " There is no such folder."
-        raise UsageError(
-            f"{path} holds no run ({RECORD} is missing).{hint} Create one with "
-            f"`tapas train ... --out {shell_path(path)}`."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path / RECORD} cannot be read: {error}.") from error
-    found = record.get("format") if isinstance(record, dict) else None
-    if not isinstance(found, int):
-        raise DataError(f"{path / RECORD} has no format number: it was not written by tapas.")
-    if found > FORMAT:
-        raise UsageError(
-            f"{path} was written by tapas {record.get('tapas')} (run format {found}); this is "
-            f"tapas {__version__}, which reads formats up to {FORMAT}. Upgrade tapas-softmax."
-        )
-    try:
-        config = build_config(read_toml(path / CONFIG))
+        config = build_config(read_config(path, record.get("id", "")))
     except NotImportedError as error:
         raise UsageError(f"{path}: {error}") from None
     except UsageError as error:
@@ -196,15 +208,85 @@ def open_run(path: Path) -> RunFolder:
             f"or use the version that wrote it, tapas {record.get('tapas')}."
         ) from error
     try:
-        log = EventLog.open(path / LOG)
+        check_files({path / name: each for name, each in record.get("files", {}).items()})
+        log = EventLog.open(path / LOG, everything=everything)
     except DataError as error:
         raise DataError(f"{error} {log_cure(path)}") from None
     return RunFolder(
         path=path,
         config=config,
         log=log,
-        num_threads=int(record.get("num_threads", 1)),
+        num_threads=record.get("num_threads", 1),
+        id=record.get("id", ""),
     )
+
+
+def read_run_record(path: Path) -> dict[str, Any]:
+    """The content of run.json; raises as `open_run` does."""
+    file = path / RECORD
+    if not os.path.lexists(file):
+        if path.is_file():
+            raise UsageError(
+                f"{path} is a file; expected the folder of a run, which `tapas train` creates."
+            )
+        hint = "" if path.is_dir() else " There is no such folder."
+        raise UsageError(
+            f"{path} holds no run ({RECORD} is missing).{hint} Create one with "
+            f"`tapas train ... --out {shell_path(path)}`."
+        )
+    try:
+        record = read_json(file)
+        found = record.get("format")
+        if type(found) is not int or found < 1:
+            raise DataError(f"{file} is damaged: its format number is {found!r}.")
+        if found > FORMAT:
+            raise UsageError(
+                f"{path} was written by tapas {record.get('tapas')} (run format {found}); this is "
+                f"tapas {__version__}, which reads formats up to {FORMAT}. Upgrade tapas-softmax."
+            )
+        if not _is_record(record):
+            raise DataError(f"{file} is damaged: it is not the JSON that was saved.")
+    except DataError as error:
+        raise DataError(f"{error} Restore it from another copy of the run.") from None
+    return record
+
+
+def _is_record(record: dict[str, Any]) -> bool:
+    """Whether `record` has what is read later; one of an earlier version has no id and files."""
+    threads, id, files = (record.get(name) for name in ("num_threads", "id", "files"))
+    if type(threads) is not int or threads < 1 or (id is None) != (files is None):
+        return False
+    return id is None or (
+        isinstance(id, str)
+        and isinstance(files, dict)
+        and [*files] == [LOG_RECORD]
+        and is_checksum(files[LOG_RECORD])
+    )
+
+
+def read_config(path: Path, id: str) -> dict[str, Any]:
+    """The tables of config.toml of the run `id` in `path`; DataError if it is damaged."""
+    file = path / CONFIG
+    try:
+        text = read_text(file)
+        check_text(text, id)
+    except OSError as error:
+        raise DataError(
+            f"{file} cannot be read: {error.strerror}. Restore it from another copy of the run."
+        ) from error
+    except DataError:
+        raise
+    except ValueError:
+        raise DataError(
+            f"{differs(file)} Restore it from another copy of the run; if you changed it yourself, "
+            "delete its first line."
+        ) from None
+    tables = read_toml(file)
+    if not tables.get("log", {}).get("files"):
+        raise DataError(
+            f"{file} is damaged: it names no log. Restore it from another copy of the run."
+        )
+    return tables
 
 
 def log_cure(path: Path) -> str:

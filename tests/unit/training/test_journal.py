@@ -10,11 +10,14 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 import torch
+from damage import flip
+from error_text import raises_text
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle.command_line import file_size_limit
 
 from tapas import DataError, UsageError
+from tapas.checksums import with_checksum
 from tapas.training.journal import Journal, read_journal
 
 
@@ -51,6 +54,8 @@ def test_nan_and_inf_become_null_and_are_listed(tmp_path):
     text = journal.path.read_text()
     assert text.count("\n") == 1
     found = json.loads(text, parse_constant=refuse)
+    assert found == with_checksum({key: found[key] for key in [*found][:-1]})
+    del found["checksum"]
     written = datetime.fromisoformat(found.pop("time"))
     assert abs(datetime.now(UTC) - written) < timedelta(minutes=1)
     assert found == {
@@ -119,6 +124,31 @@ def test_a_bad_line_in_the_middle_is_named_and_nothing_is_changed(tmp_path, bad)
     assert path.read_text() == content
 
 
+def test_every_flipped_byte_of_a_line_is_found_and_the_line_named(tmp_path):
+    with plain(tmp_path) as journal:
+        for step in range(3):
+            journal.write(step, "train", loss=0.25 * step, note="ü")
+    content, entries = journal.path.read_bytes(), read_journal(journal.path)
+    assert [[*entry] for entry in entries] == [["step", "event", "time", "loss", "note"]] * 3
+    first, second, _ = content.splitlines(keepends=True)
+    for place in range(len(first), len(first) + len(second)):
+        flip(journal.path, place, place % 7)
+        try:
+            assert read_journal(journal.path) == entries
+            assert content[place : place + 1] == b" "
+        except DataError as error:
+            said = str(error).removeprefix(f"{journal.path}, line ")
+            assert said[:2] in ("2:", "3:")
+        journal.path.write_bytes(content)
+    flip(journal.path, len(first) + 9)
+    with raises_text(
+        f"{journal.path}, line 2: damaged, its checksum differs from the one it was saved with. "
+        "Remove that line, or move the file away.",
+        DataError,
+    ):
+        plain(tmp_path, resume_at=1)
+
+
 def test_a_full_disk_is_an_error_and_leaves_no_partial_line(tmp_path, monkeypatch):
     """Without `tensorboard`, TensorBoard is not imported."""
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
@@ -128,7 +158,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_partial_line(tmp_path, monkeypatc
             journal.write(step, "train", loss=0.5)
 
     with plain(tmp_path) as journal:
-        with file_size_limit(200), pytest.raises(UsageError) as error:
+        with file_size_limit(400), pytest.raises(UsageError) as error:
             fill(journal)
         journal.write(50, "train")
     start = re.escape(f"cannot write to {journal.path}: ")

@@ -12,6 +12,7 @@ from itertools import count
 
 import pytest
 import torch
+from damage import rewrite
 from forked import Forked
 from oracle.command_line import ENVIRONMENT, tapas, untimed_journal, write_chain
 
@@ -205,7 +206,7 @@ def test_a_run_resumes_with_its_number_of_threads(config, tmp_path, monkeypatch)
     begin(config, tmp_path / "run", should_stop=stopping(2))
     file = tmp_path / "run" / "run.json"
     assert json.loads(file.read_text())["num_threads"] == 1
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_threads": 3}))
+    rewrite(file, lambda record: record.update(num_threads=3))
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     session.resume(tmp_path / "run")

@@ -3,17 +3,18 @@
 import errno
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from damage import flip, without_checksum
+from damage import as_earlier_version, flip, swap, without_checksum
 from error_text import raises_text
 from oracle.command_line import chain_log
 
 from tapas import DataError, UsageError
 from tapas.data.source import LogSource
 from tapas.training.config import LoopConfig, TrainConfig
-from tapas.training.run_folder import check_free, create_run, exclusive, open_run
+from tapas.training.run_folder import check_free, create_run, exclusive, open_run, write_config
 from tapas.version import __version__
 
 CONFIG = TrainConfig(log=LogSource(files=('with "quotes".csv',)), loop=LoopConfig(keep=7))
@@ -199,21 +200,123 @@ NEWER = (
 )
 
 
+LOST = "Restore it from another copy of the run."
+NO_JSON = f"{{run}}/run.json is damaged: it is not the JSON that was saved. {LOST}"
+
+
 @pytest.mark.parametrize(
     ("content", "kind", "words"),
     [
         ('{"format": 2, "tapas": "9.1"}', UsageError, NEWER),
-        ("{", DataError, "{run}/run.json cannot be read: Expecting property name"),
-        ("[1]", DataError, "{run}/run.json has no format number: it was not written by tapas."),
-        ('{"format": "one"}', DataError, "{run}/run.json has no format number: it was not"),
+        ("{", DataError, NO_JSON),
+        ("[1]", DataError, NO_JSON),
+        ("", DataError, NO_JSON),
+        ('{"format": 1}', DataError, NO_JSON),
+        ('{"format": 1, "num_threads": 0}', DataError, NO_JSON),
+        ('{"format": 1, "num_threads": 1, "id": "a"}', DataError, NO_JSON),
+        (
+            '{"format": 1, "num_threads": 1, "id": "a", "files": {"/etc/hosts": {}}}',
+            DataError,
+            NO_JSON,
+        ),
+        *(
+            (
+                f'{{"format": {odd}}}',
+                DataError,
+                f"{{run}}/run.json is damaged: its format number is {shown}. {LOST}",
+            )
+            for odd, shown in (
+                ("-3", "-3"), ("0", "0"), ("1.5", "1.5"), ("true", "True"), ('"one"', "'one'"),
+            )
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_damaged_or_newer_record_is_an_error(log, tmp_path, content, kind, words):
     run = create_run(tmp_path / "run", CONFIG, log)
     (run.path / "run.json").write_text(content)
     with pytest.raises(kind) as error:
         open_run(run.path)
-    assert str(error.value).startswith(words.format(run=run.path))
+    assert str(error.value) == words.format(run=run.path)
+
+
+def test_a_run_of_an_earlier_version_opens(log, tmp_path):
+    run = create_run(tmp_path / "run", CONFIG, log).path
+    as_earlier_version(run)
+    assert open_run(run).config == CONFIG
+    assert open_run(run).num_threads == 1
+    write_config(open_run(run))
+    assert open_run(run).config == CONFIG
+
+
+def test_every_flipped_byte_of_record_and_settings_is_found_or_changes_nothing(log, tmp_path):
+    run = create_run(tmp_path / "run", CONFIG, log)
+    for name in ("run.json", "config.toml"):
+        content = (run.path / name).read_bytes()
+        missed = []
+        for place in range(len(content)):
+            flip(run.path / name, place, place % 8)
+            try:
+                again = open_run(run.path)
+            except DataError:
+                (run.path / name).write_bytes(content)
+                continue
+            missed.append(content[place : place + 1])
+            assert again.config == CONFIG
+            assert again.num_threads == run.num_threads
+            (run.path / name).write_bytes(content)
+        assert set(missed) <= {b" ", b"\n"}  # between the fields of JSON
+        for size in range(len(content) - 1):
+            (run.path / name).write_bytes(content[:size])
+            with pytest.raises(DataError):
+                open_run(run.path)
+        (run.path / name).write_bytes(content)
+
+
+CHANGED = (
+    "{} is damaged: its checksum differs from the one it was saved with. Restore it from another "
+    "copy of the run; if you changed it yourself, delete its first line."
+)
+
+
+def test_changed_settings_are_refused_until_their_checksum_is_deleted(log, tmp_path):
+    run = create_run(tmp_path / "run", CONFIG, log).path
+    file = run / "config.toml"
+    file.write_text(file.read_text().replace("keep = 7", "keep = 8"))
+    with raises_text(CHANGED.format(file), DataError):
+        open_run(run)
+    first, rest = file.read_text().split("\n", 1)
+    assert first.startswith("# checksum blake2b:")
+    assert first.endswith(" of what follows: delete this line if you change it")
+    assert len(first) < 110
+    file.write_text(rest)
+    assert open_run(run).config.loop.keep == 8
+    file.unlink()
+    with raises_text(f"{file} cannot be read: No such file or directory. {LOST}", DataError):
+        open_run(run)
+    file.write_text("")
+    with raises_text(f"{file} is damaged: it names no log. {LOST}", DataError):
+        open_run(run)
+
+
+def test_files_of_another_run_are_not_taken_for_those_of_this_one(log, tmp_path):
+    settings = (CONFIG, replace(CONFIG, loop=LoopConfig(keep=8)))
+    runs = [create_run(tmp_path / str(c.loop.keep), c, log).path for c in settings]
+    for name in ("config.toml", "run.json"):
+        swap(*(run / name for run in runs))
+        for run in runs:
+            with raises_text(CHANGED.format(run / "config.toml"), DataError):
+                open_run(run)
+        swap(*(run / name for run in runs))
+    (tmp_path / "other").mkdir()
+    other = chain_log(tmp_path / "other", num_users=4, num_items=9, num_baskets=3)
+    runs = [runs[0], create_run(tmp_path / "c", CONFIG, other).path]
+    swap(*(run / "log" for run in runs))
+    for run in runs:
+        with pytest.raises(DataError, match=f"{run}/log/log.json is damaged: .* Restore {run}/log"):
+            open_run(run)
+    swap(*(run / "log" for run in runs))
+    for run in runs:
+        open_run(run)
 
 
 def test_only_one_process_trains_in_a_run(log, tmp_path):
@@ -229,7 +332,8 @@ def test_only_one_process_trains_in_a_run(log, tmp_path):
 def test_settings_of_another_version_are_an_error_that_names_their_file(log, tmp_path):
     run = create_run(tmp_path / "run", CONFIG, log).path
     file = run / "config.toml"
-    file.write_text(file.read_text().replace("\ncopy = ", "\nrepeats = "))
+    settings = file.read_text().split("\n", 1)[1]
+    file.write_text(settings.replace("\ncopy = ", "\nrepeats = "))
     with pytest.raises(UsageError) as error:
         open_run(run)
     assert str(error.value) == (
