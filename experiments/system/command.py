@@ -128,7 +128,7 @@ def table_1(
         OutputFolder(home / STUDY)  # fails before the work if it cannot be written
         ledger = system_ledger(home)
         check_same_system(ledger, system)
-        wanted = rounds or (2 if quick else ROUNDS)
+        wanted = rounds or (1 if quick else ROUNDS)
         _run(ledger, [Round(system, number) for number in range(wanted)], cache_folder(cache))
         _write(home, ledger, quick=quick)
 

@@ -18,6 +18,7 @@ from tapas.comparison.figure_style import (
 )
 from tapas.comparison.figure_style import spread as place_apart
 from tapas.evaluation.intervals import student_interval
+from tapas.phrases import counted
 
 METHODS = {  # as the colours are called
     "sampled": "sampled softmax",
@@ -62,8 +63,8 @@ def system_figure(found: SystemResults, *, quick: bool = False) -> Figure:
     system = found.system
     note = (
         "Sampled: sampled softmax. Top: TAPAS with the paper's rule. Priority: TAPAS with ours. "
-        f"{found.num_rounds} rounds. Left: medians of ratios inside a round, and their range. "
-        "Right: means with 95 % intervals. `python -m experiments table-1`"
+        f"{counted(found.num_rounds, 'round')}. Left: medians of ratios inside a round, and "
+        "their range. Right: means with 95 % intervals. `python -m experiments table-1`"
     )
     workers = f"{system.workers} worker{'s' * (system.workers > 1)}"
     add_title(figure, f"Table 1 with {workers} and {system.servers} servers", note)

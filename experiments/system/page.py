@@ -15,6 +15,7 @@ from experiments.system.results import (
     spread,
 )
 from tapas.evaluation.intervals import student_interval
+from tapas.phrases import counted
 
 RULE_WORDS = {
     "top": "the paper's rule: the best n, every query scores",
@@ -93,9 +94,10 @@ def system_page(found: SystemResults, claims: Sequence[Claim], *, quick: bool = 
         *([] if quick else _verdicts(claims)),
         "## Steps a second",
         "",
-        f"Median and range of {found.num_rounds} rounds. A round measures all cells, each with "
-        "its own servers and workers, and starts with another cell each time. Overheads are taken "
-        "inside a round. With r=1 both rules are sampled softmax, so these rows are the same.",
+        f"Median and range of {counted(found.num_rounds, 'round')}. A round measures all "
+        "cells, each with its own servers and workers, and starts with another cell each time. "
+        "Overheads are taken inside a round. With r=1 both rules are sampled "
+        "softmax, so these rows are the same.",
         "",
         *_cores(found),
     ]

@@ -16,7 +16,7 @@ def table_1(*options):
 def test_from_rounds_to_tables_page_figure_and_verdicts(at, engine):
     done = table_1()
     assert done.returncode == 0, done.stderr
-    assert len(engine.opened) == 12  # two rounds of six cells
+    assert len(engine.opened) == 6  # one round
     home = at / "results" / "quick"
     assert names(home / "system") == ["README.md", "figure.png", "results.jsonl"]
     assert "+13.6 %" in done.stdout
@@ -28,15 +28,16 @@ def test_from_rounds_to_tables_page_figure_and_verdicts(at, engine):
     assert "`python -m experiments table-1 --quick` runs it" in page
     assert "Verdict" not in page
     assert names(home) == ["system"], "no overview of claims"
-    assert "round 2: n=16, r=8, top" in done.stderr
+    assert "round 1: n=16, r=8, top" in done.stderr
+    assert "Median and range of 1 round. " in page
 
     again = table_1("--draw")
     assert again.returncode == 0, again.stderr
     assert again.stdout == done.stdout
     assert (home / "system" / "README.md").read_text() == page
-    assert len(engine.opened) == 12
+    assert len(engine.opened) == 6
     assert table_1("--rounds", 3).returncode == 0
-    assert len(engine.opened) == 18  # two of the three rounds were there
+    assert len(engine.opened) == 18  # one of the three rounds was there
 
 
 @pytest.mark.parametrize(
