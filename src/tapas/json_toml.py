@@ -5,10 +5,12 @@ that are too long to be printed.
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from typing import Any
 
+HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character beyond 16 bits, as JSON escapes it
 MAX_DEPTH = 100  # of lists and tables inside each other
 
 
@@ -21,6 +23,11 @@ def parse_json(text: str | bytes) -> Any:
         raise _TOO_DEEP from None
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(value)
+    if HALF.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise _NO_CHARACTER from None
     return value
 
 
@@ -41,6 +48,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 _TOO_DEEP = ValueError(f"nested more than {MAX_DEPTH} levels deep")
+_NO_CHARACTER = ValueError("a text has half a character, such as \\ud83d without \\ude00")
 _TOO_LONG = ValueError("an integer has more than 64 bits")
 
 

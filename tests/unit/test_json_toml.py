@@ -52,3 +52,12 @@ def test_integers_of_more_than_64_bits_are_refused(number):
 
 def test_integers_of_64_bits_are_read():
     assert parse_toml(f"x = [{-(2**63)}, {2**63 - 1}]") == {"x": [-(2**63), 2**63 - 1]}
+
+
+@pytest.mark.parametrize("half", ["\\ud83d", "\\uDE00\\ud83d", "\\udcff"])
+def test_half_a_character_is_refused(half):
+    words = r"a text has half a character, such as \\ud83d without \\ude00"
+    for text in (f'"{half}"', f'[{{"a": "b{half}"}}]', f'{{"{half}": 1}}'):
+        with pytest.raises(ValueError, match=words):
+            parse_json(text)
+    assert parse_json('"\\ud83d\\ude00 \\\\ud83d"') == "😀 \\ud83d"

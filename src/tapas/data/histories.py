@@ -148,7 +148,7 @@ def read_keys(
         if column is not None:
             raise UsageError(f"{path} is read as one {role} per line, without columns.")
         try:
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path} cannot be read: {error}.") from None
         return pl.Series([line.strip() for line in lines if line.strip()], dtype=pl.String)
@@ -181,12 +181,12 @@ def read_histories(
     list, and with the key of its user unless it is to be the line's number.
     """
     check_given(path)
-    like = _options_of(known, path) if known is not None else {}
-    source = LogSource(files=(str(path),), skip_bad_rows=True, **{**like, **columns})
     if file_kind(path) == "json":
         given = _json_lists(path)
         if given is not None:
             return histories_of_lists(*given, item_keys)
+    like = _options_of(known, path) if known is not None else {}
+    source = LogSource(files=(str(path),), skip_bad_rows=True, **{**like, **columns})
     raw = read_events(source, status)
     found = histories_of_events(
         (raw.user.keys, raw.user.codes), (raw.item.keys, raw.item.codes), raw.time, item_keys
@@ -322,4 +322,7 @@ def key_column(keys: Sequence[Any]) -> pl.Series:
         return pl.Series([None if key is None else int(key) for key in keys])
     if present and all(isinstance(key, float | int | np.integer) for key in present):
         return pl.Series([None if key is None else float(key) for key in keys])
-    return pl.Series([None if key is None else str(key) for key in keys], dtype=pl.String)
+    try:
+        return pl.Series([None if key is None else str(key) for key in keys], dtype=pl.String)
+    except UnicodeEncodeError as error:
+        raise UsageError(f"a key is {error.object!r}, which has half a character in it.") from None

@@ -132,13 +132,19 @@ def read_frame(
     if file_kind(path) == "csv":
         return _read_csv(path, columns, skip_bad_rows, layout or find_layout(path))
     texts = dict.fromkeys(columns, pl.String())
+    rows, reason = None, ""
     try:
         with defer_signals():
             frame = pl.scan_ndjson(glob.escape(literal(path)), schema=texts)
-        return Frame(frame.collect(), [], False)
+        rows = frame.collect()
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0]
+    # polars reads half of a character, as in "\ud83d", as a zero
+    if rows is not None and not any(column.str.contains("\0").any() for column in rows):
+        return Frame(rows, [], False)
     clean, broken, num_rows = _checked_json(path)
+    if not broken and rows is not None:
+        return Frame(rows, [], False)
     if not broken:
         raise DataError(f"{path} cannot be read: {reason}.")
     _refuse_broken(path, broken, num_rows, skip_bad_rows)

@@ -184,6 +184,8 @@ NUMBERED = LogSource(files=("old.dat",), user="2", item="1", time="3", no_header
         (NUMBERED, "x.dat", "a::x::2\nb::x::1\n", {"x": [0, 1]}),
         (NUMBERED, "x.csv", "user,item,time\nx,a,2\nx,b,1\n", {"x": [0, 1]}),
         (NUMBERED, "x.jsonl", '["a", "b"]\n', {1: [1, 0]}),
+        (LogSource(files=("old.csv",), user="user", item="item"), "x.jsonl", '["a", "b"]\n',
+         {1: [1, 0]}),
         (LogSource(files=("old.csv",), text="words"), "x.csv", LOG, {"x": [0, 1], "y": [2]}),
     ],
 )  # fmt: skip
