@@ -2,7 +2,8 @@
 
 `Disk` replaces the functions with which Python and our libraries change files by ones that count.
 Each place is tried in a forked process: `fails` raises an error there and goes on, `dies` ends the
-process without any cleaning up. Data is written half in both.
+process without any cleaning up. Data is written half in both. `race` runs a program in several
+processes that reach its dangerous place at the same time.
 """
 
 import builtins
@@ -11,6 +12,7 @@ import io
 import os
 import re
 import shutil
+import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -237,3 +239,43 @@ def forked(work: Callable[[], object]) -> int:
     if said or code not in (0, UNREACHED, DIED):
         raise AssertionError(said or f"exit code {code}")
     return code
+
+
+def race(num_processes: int, work: Callable[[Callable[[], None]], object]) -> list[str]:
+    """`work(wait)` in several forked processes; `wait()` returns once all of them call it.
+
+    Returns for each, in any order, its UsageError, or what it has returned.
+    """
+    (ready, at_barrier), (barrier, gate) = os.pipe(), os.pipe()
+
+    def wait() -> None:
+        os.write(at_barrier, b".")
+        os.read(barrier, 1)
+
+    def one(file: Path) -> None:
+        os.close(gate)  # the last one opens the barrier
+        try:
+            file.write_text(str(work(wait)))
+        except UsageError as error:
+            file.write_text(str(error))
+        except BaseException:
+            file.write_text(traceback.format_exc())
+        finally:
+            os.write(at_barrier, b".")  # it may have failed before
+            os._exit(0)
+
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, str(number)) for number in range(num_processes)]
+        pids = []
+        for file in files:
+            pids.append(os.fork())
+            if pids[-1] == 0:
+                one(file)
+        for _ in files:
+            os.read(ready, 1)
+        os.close(gate)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        for descriptor in (barrier, ready, at_barrier):
+            os.close(descriptor)
+        return sorted(file.read_text() for file in files)

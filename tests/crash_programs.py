@@ -1,20 +1,22 @@
-"""Programs for `crash_points.try_all`: everything that tapas writes in several steps."""
+"""Programs for `try_all` and `race`: everything that tapas writes in several steps."""
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
-from crash_points import Program, try_all
+from crash_points import Program, forked, race, try_all
 from oracle.command_line import chain_log
 
 from tapas import atomic_file
 from tapas.atomic_file import OutputFolder, atomic_write
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.cli.export import _unfinished
+from tapas.data import prepare as prepare_module
 from tapas.data.cache import prepared_logs, remove
-from tapas.data.event_log import EventLog
+from tapas.data.event_log import EventLog, write_log
 from tapas.data.prepare import prepare_log
 from tapas.data.source import LogSource
 from tapas.errors import UsageError
@@ -250,3 +252,82 @@ PROGRAMS = {
 
 def run(name: str, root: str) -> None:
     try_all(PROGRAMS[name], Path(root))
+
+
+def race_to_create(at: Path, num: int) -> None:
+    def create_at_once(wait) -> None:
+        create_run(at / "run", CONFIG, the_log(at), fill=lambda folder: wait())
+
+    refused = f"another command has just created a run in {at / 'run'}. Choose another --out."
+    assert race(num, create_at_once) == ["None"] + [refused] * (num - 1)
+    assert names(at / "run") == ["config.toml", "log", "run.json"]
+    forked(lambda: open_run(at / "run"))
+
+
+def race_to_export(at: Path, num: int, *, force: bool = False) -> None:
+    def export_at_once(wait) -> None:
+        with _unfinished(at / "export", force) as folder:
+            (folder / "export.json").write_text("{}")
+            wait()
+
+    refused = (
+        f"another command has just written {at / 'export'}. Choose another --to or add --force."
+    )
+    assert race(num, export_at_once) == sorted(
+        ["None"] + ["None" if force else refused] * (num - 1)
+    )
+    assert names(at / "export") == ["export.json"]
+
+
+def race_to_replace(at: Path, num: int) -> None:
+    (at / "export").mkdir()
+    (at / "export" / "export.json").touch()
+    race_to_export(at, num, force=True)
+
+
+def race_to_prepare(at: Path, num: int) -> None:
+    def prepare_at_once(wait) -> str:
+        prepare_module.write_log = lambda *args: (write_log(*args), wait())
+        source = LogSource(files=(str(at / "log.csv"),))
+        return prepare_log(source, at / "cache").folder.name
+
+    assert race(num, prepare_at_once) == names(at / "cache") * num
+
+
+def race_to_write(at: Path, num: int) -> None:
+    def write_at_once(wait) -> None:
+        with atomic_write(at / "results.txt") as unfinished:
+            unfinished.write_text("whole")
+            wait()
+
+    assert race(num, write_at_once) == ["None"] * num
+    assert (at / "results.txt").read_text() == "whole"
+
+
+RACES = {  # what is there before, the race, what is there after
+    "create a run": (make_log, race_to_create, ["cache", "chain.parquet", "run"]),
+    "create a run in an empty folder": (
+        make_log_and_folder,
+        race_to_create,
+        ["cache", "chain.parquet", "run"],
+    ),
+    "export": (lambda at: None, race_to_export, ["export"]),
+    "replace an export": (lambda at: None, race_to_replace, ["export"]),
+    "prepare a log": (write_csv, race_to_prepare, ["cache", "log.csv"]),
+    "write results": (lambda at: None, race_to_write, ["results.txt"]),
+}
+
+
+def run_race(name: str, root: str) -> None:
+    """By two and by four processes, with what a killed one left in the way."""
+    start, run_one, want = RACES[name]
+    for num in (2, 4, 4):
+        at = Path(tempfile.mkdtemp(dir=root))
+        forked(lambda at=at: start(at))
+        for target in want:
+            left = at / f".{target}.0123456789abcdef.unfinished"
+            (left / "folder").mkdir(parents=True)
+            (left / ".lock").touch()
+        run_one(at, num)
+        left = set(names(at)) - set(want)
+        assert all(name.startswith((".cache", ".chain", ".log")) for name in left), left

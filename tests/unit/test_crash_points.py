@@ -25,3 +25,9 @@ def test_no_state_is_lost_and_no_litter_left(name, tmp_path):
     assert done.returncode == 0, done.stderr
     fails, dies = map(int, re.findall(r"\w+ at (\d+) places", done.stdout))
     assert fails >= dies > 8
+
+
+@pytest.mark.parametrize("name", crash_programs.RACES)
+def test_of_several_processes_one_leaves_its_result_and_the_others_are_told(name, tmp_path):
+    done = Forked(name, str(tmp_path), work=crash_programs.run_race).end()
+    assert done.returncode == 0, done.stderr
