@@ -23,6 +23,7 @@ def test_info_says_what_is_in_the_newest_checkpoint(run):
         f"run/checkpoints/{STEP}",
         f"step 4, the best so far; saved by 1 process with tapas {__version__}",
         f"{size:,} bytes, valid",
+        "other checkpoints: step 2, valid",
         "",
         "table              classes  dim     type  updates  optimizer state",
         "─" * 66,

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from tapas.checkpoints.files import STATE, read_record, verify
+from tapas.checkpoints.files import STATE, complete_in, read_record, verify
 from tapas.checkpoints.folder import CheckpointFolder
-from tapas.errors import DataError, UsageError
+from tapas.errors import DataError, TapasError, UsageError
 
 CHECKPOINTS = "checkpoints"  # name of the folder in a run
 
@@ -30,6 +30,21 @@ def find_checkpoint(path: Path, step: int | None = None) -> Path:
         f"{path} holds no checkpoint. Expected the folder of a run, its folder '{CHECKPOINTS}', "
         "or one checkpoint in it."
     )
+
+
+def check_others(path: Path, described: Path) -> list[dict[str, Any]]:
+    """Which other checkpoints are beside the one `described`, if `path` is not that one itself."""
+    found = []
+    for step, folder in sorted(complete_in(described.parent).items()):
+        if path != described != folder:
+            best = problem = None
+            try:
+                best = read_record(folder)["best"]
+                verify(folder)
+            except TapasError as error:
+                problem = str(error)
+            found.append({"step": step, "best": best, "valid": problem is None, "problem": problem})
+    return found
 
 
 def describe(folder: Path) -> dict[str, Any]:

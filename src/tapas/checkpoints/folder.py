@@ -174,14 +174,15 @@ class CheckpointFolder:
     def best(self) -> int | None:
         """The last step saved with `best=True`; None if there is none.
 
-        Raises DataError if a newer checkpoint cannot be read, as it might be the best.
+        Raises DataError or UsageError if a newer checkpoint is damaged or of a newer version, as
+        it might be the best.
         """
         for step, path in sorted(complete_in(self.folder).items(), reverse=True):
             try:
                 if read_record(path)["best"]:
                     return step
-            except DataError as error:
-                raise DataError(
+            except (DataError, UsageError) as error:
+                raise type(error)(
                     f"{error} It may be the best checkpoint. {self._other_than(step)}"
                 ) from None
         return None

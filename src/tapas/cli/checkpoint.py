@@ -54,18 +54,22 @@ Out = Annotated[
 def info(path: At, step: Step = None, as_json: AsJson = False) -> None:
     """Describe a checkpoint and verify its checksums.
 
-    The exit code is 1 if the checkpoint is damaged.
+    Those of the other checkpoints in the folder are verified, too. The exit code is 1 if one is
+    damaged.
     """
     with report_errors():
-        from tapas.checkpoints.describe import describe, find_checkpoint
+        from tapas.checkpoints.describe import check_others, describe, find_checkpoint
 
-        found = describe(find_checkpoint(path, step))
+        folder = find_checkpoint(path, step)
+        found = {**describe(folder), "others": check_others(path, folder)}
         if as_json:
             print_json(found, indent=1)
         else:
             _print(found)
-        if not found["valid"]:
-            status(f"tapas: {found['problem']}")
+        damaged = [each["problem"] for each in (found, *found["others"]) if not each["valid"]]
+        for problem in damaged:
+            status(f"tapas: {problem}")
+        if damaged:
             raise typer.Exit(FAILED)
 
 
@@ -75,6 +79,8 @@ def _print(found: dict[str, Any]) -> None:
     print_lines(found["path"])
     print_lines(f"step {found['step']:,}{best}; saved by {by} with tapas {found['tapas']}")
     print_lines(f"{found['bytes']:,} bytes, {'valid' if found['valid'] else 'damaged'}")
+    if found["others"]:
+        print_lines(f"other checkpoints: {_others(found)}")
     print_lines("")
     print_table(
         ("table", "classes", "dim", "type", "updates", "optimizer state"),
@@ -89,6 +95,16 @@ def _print(found: dict[str, Any]) -> None:
             ]
             for table in found["tables"]
         ],
+    )
+
+
+def _others(found: dict[str, Any]) -> str:
+    """The other checkpoints; of several that were the best when saved only the last still is."""
+    best = max((each["step"] for each in (found, *found["others"]) if each["best"]), default=None)
+    return "; ".join(
+        f"step {each['step']:,}{', the best' if each['step'] == best else ''}, "
+        f"{'valid' if each['valid'] else 'damaged'}"
+        for each in found["others"]
     )
 
 

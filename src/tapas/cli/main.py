@@ -24,6 +24,7 @@ from tapas.cli.recommend import recommend
 from tapas.cli.similar import similar
 from tapas.cli.terminal import print_lines
 from tapas.cli.train import train
+from tapas.cli.verify import verify
 from tapas.escapes import printable
 from tapas.version import __version__
 
@@ -92,7 +93,8 @@ def tapas(
 
 
 for command in (
-    inspect, train, evaluate, recommend, similar, export, compare, plan, demo, cite, cache, info,
+    inspect, train, evaluate, recommend, similar, export, compare, plan, demo, verify, cite, cache,
+    info,
 ):  # fmt: skip
     app.command(cls=Command)(command)
 app.add_typer(checkpoint)

@@ -90,7 +90,7 @@ def resume(
             checkpoint = run.checkpoints.load_dense(step, reader=servers, num_readers=servers + 1)
         if service is not None:
             write_config(run)  # all processes read it
-        status(describe_resume(checkpoint))
+        status(describe_resume(checkpoint, run.checkpoints.steps()))
         status(_describe_start(run.config, split))
         with _trainer(run, split, checkpoint, start_peers) as trainer:
             return trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)

@@ -26,7 +26,7 @@ from tapas.training.build import (
     with_defaults,
 )
 from tapas.training.config import TrainConfig
-from tapas.training.run_folder import RunFolder, check_free, create_run
+from tapas.training.run_folder import RunFolder, best_step, check_free, create_run
 from tapas.training.trainer import TrainerState
 
 
@@ -58,7 +58,7 @@ def grow_run(
     """
     check_can_grow(run.config)
     check_free(out)
-    step = run.checkpoints.best() if step is None else step
+    step = best_step(run.checkpoints) if step is None else step
     checkpoint = run.checkpoints.find(step)[1]
     again = dict.fromkeys(cast("list[str]", run.log.report["guessed"]))  # guessed once more
     changes: dict[str, Any] = {**again, **(columns or {})}

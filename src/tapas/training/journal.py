@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from tapas.atomic_file import make_folder, sync, unfinished_file
-from tapas.checksums import WrongChecksumError, parse_json, with_checksum
+from tapas.checksums import NAME, WrongChecksumError, parse_json, with_checksum
 from tapas.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+JOURNAL = "journal.jsonl"
 Value = float | int | str | None
 
 
@@ -38,7 +39,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, *, resume_at: int | None = None, tensorboard: bool = True):
-        self.path = Path(folder) / "journal.jsonl"
+        self.path = Path(folder) / JOURNAL
         try:
             make_folder(self.path.parent)
             if self.path.exists():
@@ -131,6 +132,16 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         raise UsageError(f"{path} does not exist. `tapas train` writes one for each run.")
     return [entry for _, entry in _complete_lines(path)]
+
+
+def check_journal(path: Path) -> str:
+    """Why not all lines could be checked, "" if all are; DataError if one is damaged."""
+    lines = [line for line, _ in _complete_lines(path)]
+    if b"".join(line + b"\n" for line in lines) != path.read_bytes():
+        return "the last line is incomplete, as after a crash; `tapas train --resume` removes it"
+    if any(NAME not in json.loads(line) for line in lines):
+        return "no checksum in lines that an earlier version wrote"
+    return ""
 
 
 def _complete_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:

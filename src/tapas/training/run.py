@@ -3,7 +3,7 @@
 `tapas.servers.run` has the same two functions for workers and servers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +102,7 @@ def resume(
             write_config(run)
         if restarts:
             status(f"Warning: torchrun has restarted all ranks (restart {restarts}).")
-        status(describe_resume(checkpoint))
+        status(describe_resume(checkpoint, run.checkpoints.steps()))
         status(_describe_start(setup.config, split, ranks))
         with _trainer(run, split, setup, checkpoint, ranks) as trainer:
             if restarts:
@@ -151,10 +151,16 @@ def reopen(folder: Path, service: ServiceConfig | None, *, everything: bool = Tr
     return replace(run, config=replace(run.config, service=resolve_service(service)))
 
 
-def describe_resume(checkpoint: Checkpoint | None) -> str:
+def describe_resume(checkpoint: Checkpoint | None, steps: Sequence[int]) -> str:
+    """Where training goes on, and which of the saved `steps` are given up for it."""
     if checkpoint is None:
         return "There is no checkpoint yet: starting again from step 0."
-    return f"Continuing from step {checkpoint.step:,}."
+    words = f"Continuing from step {checkpoint.step:,}."
+    later = [f"{step:,}" for step in steps if step > checkpoint.step]
+    if later:
+        what = "Checkpoints of later steps" if len(later) > 1 else "The checkpoint of a later step"
+        words += f" {what} ({', '.join(later)}) will be removed by the next save."
+    return words
 
 
 def _describe_start(config: TrainConfig, split: Split, ranks: Ranks) -> str:

@@ -20,7 +20,7 @@ from tapas.evaluation.verdict import LEAST_USERS, beside, beside_baselines, too_
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingData, build_model, check_sizes
 from tapas.training.model import SequenceModel
-from tapas.training.run_folder import RunFolder
+from tapas.training.run_folder import RunFolder, best_step
 
 
 def load_model(
@@ -37,7 +37,7 @@ def load_model(
             f"{run.path} has no checkpoint yet. Train on with "
             f"`tapas train --resume {shell_path(run.path)}`."
         )
-    step = run.checkpoints.best() if step is None else step
+    step = best_step(run.checkpoints) if step is None else step
     check_sizes(run.config, run.log.num_items, run.checkpoints.find(step)[1])
     data = TrainingData(None, run.log, split.train_end)
     model = build_model(run.config, split.train_counts, ranks, data=data)

@@ -40,6 +40,7 @@ from tapas.atomic_file import (
     sync_all,
 )
 from tapas.checkpoints.describe import CHECKPOINTS
+from tapas.checkpoints.files import read_record
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.checksums import (
     check_files,
@@ -287,6 +288,24 @@ def read_config(path: Path, id: str) -> dict[str, Any]:
             f"{file} is damaged: it names no log. Restore it from another copy of the run."
         )
     return tables
+
+
+def best_step(checkpoints: CheckpointFolder) -> int | None:
+    """The step of the best checkpoint; None if none is known to be the best yet.
+
+    Raises DataError if the best one is missing, or may be one that cannot be read.
+    """
+    found, steps = checkpoints.best(), checkpoints.steps()
+    if not steps or found == steps[-1]:
+        return found
+    progress = read_record(checkpoints.find()[1])["state"].get("progress", {})
+    best = progress.get("best_step") if isinstance(progress, dict) else None
+    if best not in (None, found):
+        raise DataError(
+            f"the best checkpoint, that of step {best}, is missing in {checkpoints.folder}. "
+            f"Restore it from another copy of the run, or use the newest with --step {steps[-1]}."
+        )
+    return found
 
 
 def log_cure(path: Path) -> str:

@@ -1,0 +1,199 @@
+"""Checking all files of a run against their checksums, as `tapas verify` does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tapas.atomic_file import is_private
+from tapas.checkpoints.describe import CHECKPOINTS
+from tapas.checkpoints.files import STATE, checkpoint_files, complete_in, read_record
+from tapas.checkpoints.folder import CheckpointFolder
+from tapas.checksums import Checksum, check_text, find_damage, has_checksum, read_json
+from tapas.data.event_log import DESCRIPTION, EventLog, log_checksums, read_description
+from tapas.errors import DataError, TapasError
+from tapas.stored_file import read_text
+from tapas.training.journal import JOURNAL, check_journal
+from tapas.training.run_folder import (
+    CONFIG,
+    LOG,
+    RECORD,
+    best_step,
+    log_cure,
+    read_config,
+    read_run_record,
+)
+
+EARLIER = "no checksum, as an earlier version wrote it"
+RESTORE, TENSORBOARD = "restore.json", "tensorboard"
+KNOWN = {RECORD, CONFIG, LOG, CHECKPOINTS, JOURNAL, RESTORE, TENSORBOARD}
+
+
+@dataclass(slots=True)
+class Part:
+    """A part of a run, and what is wrong with it."""
+
+    name: str
+    num_bytes: int = 0
+    problems: list[str] = field(default_factory=list)  # sentences
+    unchecked: str = ""  # why it was not checked, or not all of it
+    step: int | None = None  # of a checkpoint
+    best: bool = False  # when it was saved
+
+    @property
+    def verdict(self) -> str:
+        if self.problems:
+            return "damaged"
+        return "not checked" if self.unchecked else "whole"
+
+
+def check_run(
+    path: Path, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> list[Part]:
+    """Read all of the run in `path`, or of a prepared log, and compare it with its checksums.
+
+    `on_progress(done, total)` is called with numbers of bytes. Raises UsageError if neither a run
+    nor a log is there.
+    """
+    files: dict[Path, tuple[Part, Checksum]] = {}
+    if (path / DESCRIPTION).exists() and not (path / RECORD).exists():
+        parts = [_log(path, path, {}, files)]
+    else:
+        parts = _run(path, files)
+    expected = {file: checksum for file, (_, checksum) in files.items()}
+    total, done = sum(each["bytes"] for each in expected.values()), 0
+
+    def advance(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        on_progress(done, total)
+
+    for file, problem in find_damage(expected, everything=True, on_bytes=advance).items():
+        files[file][0].problems.append(problem)
+    for part in parts:
+        if part.problems and part.name == LOG:
+            part.problems[-1] += f" {log_cure(path)}"
+    if was_best := [part for part in parts if part.best]:
+        was_best[-1].name += ", the best"
+    _find_best(path, parts)
+    _advise_checkpoints(path, [part for part in parts if part.step is not None])
+    return parts
+
+
+def _run(path: Path, files: dict[Path, tuple[Part, Checksum]]) -> list[Part]:
+    record_part, config = _sized(RECORD, path / RECORD), _sized(CONFIG, path / CONFIG)
+    if not (path / RECORD).exists():
+        read_run_record(path)  # raises
+    id, listed = "", {}
+    try:
+        record = read_run_record(path)
+        id, listed = record.get("id", ""), record.get("files", {})
+        if not has_checksum(path / RECORD):
+            record_part.unchecked = EARLIER
+        read_config(path, id)
+        if not check_text(read_text(path / CONFIG), id):
+            config.unchecked = "no checksum, as an earlier version wrote it, or by a change"
+    except TapasError as error:
+        (config if str(path / CONFIG) in str(error) else record_part).problems.append(str(error))
+    parts = [record_part, config, _log(path / LOG, path, listed, files)]
+    steps = complete_in(path / CHECKPOINTS)
+    parts += [_checkpoint(step, steps[step], files) for step in sorted(steps)]
+    if (path / JOURNAL).exists():
+        parts.append(part := _sized(JOURNAL, path / JOURNAL))
+        try:
+            part.unchecked = check_journal(path / JOURNAL)
+        except TapasError as error:
+            part.problems.append(str(error))
+    if (path / RESTORE).exists():
+        parts.append(part := _sized(RESTORE, path / RESTORE))
+        try:
+            read_json(path / RESTORE)
+        except TapasError as error:
+            part.problems.append(f"{error} The next `tapas train --resume` writes it again.")
+    others = [file for file in path.iterdir() if file.name not in KNOWN]
+    others += [
+        file
+        for folder in (path / CHECKPOINTS, path / LOG, *steps.values())
+        for file in _entries(folder)
+        if file not in files
+        and file not in steps.values()
+        and file.name not in (DESCRIPTION, STATE)
+    ]
+    if not any(part.problems for part in parts):  # or files of a damaged part are unknown
+        parts += [_other(file, path) for file in sorted(others)]
+    return parts
+
+
+def _log(
+    folder: Path,
+    run: Path,
+    listed: dict[str, Checksum],
+    files: dict[Path, tuple[Part, Checksum]],
+) -> Part:
+    part = Part(LOG, sum(file.stat().st_size for file in _entries(folder) if file.is_file()))
+    files |= {run / name: (part, checksum) for name, checksum in listed.items()}
+    try:
+        checksums = log_checksums(folder, read_description(folder))
+        if checksums is None:
+            part.unchecked = EARLIER
+            EventLog.open(folder)
+        else:
+            files |= {file: (part, checksum) for file, checksum in checksums.items()}
+    except TapasError as error:
+        part.problems.append(str(error))
+    return part
+
+
+def _checkpoint(step: int, folder: Path, files: dict[Path, tuple[Part, Checksum]]) -> Part:
+    size = sum(file.stat().st_size for file in _entries(folder) if file.is_file())
+    part = Part(f"step {step:,}", size, step=step)
+    try:
+        record = read_record(folder)
+        part.best = record["best"]
+        if not has_checksum(folder / STATE):
+            part.unchecked = f"{STATE} has {EARLIER}"
+        listed = checkpoint_files(folder, record)
+        files |= {file: (part, checksum) for file, checksum in listed.items()}
+    except TapasError as error:
+        part.problems.append(str(error))
+    return part
+
+
+def _find_best(path: Path, parts: list[Part]) -> None:
+    """Add the best checkpoint if the newest one names it and it is not there."""
+    try:
+        if (path / RECORD).exists() and not any(part.problems for part in parts):
+            best_step(CheckpointFolder(path / CHECKPOINTS))
+    except DataError as error:
+        parts.append(Part("the best", problems=[str(error)]))
+
+
+def _advise_checkpoints(path: Path, parts: list[Part]) -> None:
+    """Say what to use instead of damaged checkpoints."""
+    steps = [part.step for part in parts if part.step is not None and not part.problems]
+    for part in parts:
+        if part.problems and steps:
+            part.problems[-1] += (
+                f" Step {max(steps)} is whole: use it with --step {max(steps)}, or train on from "
+                f"it with `tapas train --resume {path} --step {max(steps)}`."
+            )
+        elif part.problems:
+            part.problems[-1] += (
+                " No other checkpoint is whole: restore one from another copy of the run, or "
+                "train again."
+            )
+
+
+def _other(file: Path, run: Path) -> Part:
+    size = file.stat().st_size if file.is_file() else 0
+    why = "no part of the run"
+    if is_private(file):
+        why = "left by a killed process; `tapas train --resume` removes it"
+    return Part(str(file.relative_to(run)), size, unchecked=why)
+
+
+def _sized(name: str, file: Path) -> Part:
+    return Part(name, file.stat().st_size if file.is_file() else 0)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
