@@ -52,8 +52,10 @@ BAD_LOGS = [  # what is in the log (text, or columns of Parquet), flags, and wha
     (
         "user,item,time\na,1,x\na,2,y\n",
         ("--skip-bad-rows",),
-        "no usable row in x.csv: 2 rows read, 2 of them bad. Check the file and the "
-        "names of the columns.",
+        "x.csv, row 1: time is 'x', not a time, as in 2 of 2 rows, too many to skip. Name their "
+        "format, as in --time-format '%m/%d/%Y %H:%M', or another column with --time. Read without "
+        "a format are 2024-01-31, 2024-01-31 18:30:00 (also with T, Z or +01:00), 31.01.2024, "
+        "1/31/2024, 31 Jan 2024, and numbers.",
     ),
     (
         events(row4="u1,2,3,4", row9="u1,2,3,4,5"),
@@ -114,7 +116,7 @@ def test_skipped_rows_are_counted(at):
     )  # fmt: skip
     assert done.returncode == 0
     assert (
-        "Skipped 2 rows: 1 without user, 1 without valid time (first: x.csv, row 4: time is 'yest"
+        "Skipped 2 rows, 1% of all: 1 without user, 1 without valid time (first: x.csv, row 4: time"
         in done.stderr
     )
     done = invoke("inspect", "x.csv", "--skip-bad-rows", "--json", "--cache", "cache")

@@ -117,7 +117,8 @@ SkipBadRows = Annotated[
     bool,
     typer.Option(
         "--skip-bad-rows",
-        help="Skip rows without a valid user, item or time, and count them.",
+        help="Skip rows without a valid user, item or time, and count them; refused if over half "
+        "of the times cannot be read.",
     ),
 ]
 Cache = Annotated[

@@ -231,7 +231,9 @@ def _many(
     from tapas.data.histories import histories_of_users, read_histories, read_keys
 
     if history is not None:
-        return read_histories(Path(history), columns, model.item_keys, status, model.source)
+        return read_histories(
+            Path(history), columns, model.item_keys, status, model.source, model.date_order
+        )
     if model.log is None:
         raise UsageError(
             "an export has items but no users. Give --history FILE, or the folder of the run."

@@ -14,6 +14,7 @@ from tapas.data.times import DATETIME, FILE_ORDER, TEXT_POSITION
 from tapas.escapes import shell_word
 from tapas.phrases import counted
 
+MANY = 0.01  # skipped rows: from this share on it is told
 MAX_UNUSED = 12  # columns that are named
 WANTED_EVENTS = ("purchase", "buy", "order", "transaction", "play", "listen", "watch", "kauf")
 EPOCH_SECONDS = (315_532_800, 4_102_444_800)  # 1980 to 2100: numbers that are probably seconds
@@ -86,8 +87,11 @@ def _describe_bad_rows(report: Mapping[str, Any]) -> str:
     if kinds.get("broken"):
         counts.append(f"{kinds['broken']:,} broken")
     told = f": {', '.join(counts)}" if counts else ""
+    share = report["bad_rows"] / report["rows"]
+    of_all = f", {share:.0%} of all" if share >= MANY else ""
     return (
-        f"Skipped {counted(report['bad_rows'], 'row')}{told} (first: {report['bad_examples'][0]})."
+        f"Skipped {counted(report['bad_rows'], 'row')}{of_all}{told} (first: "
+        f"{report['bad_examples'][0]})."
     )
 
 

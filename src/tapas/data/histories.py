@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tapas.data.column_words import find_column
 from tapas.data.columns import guess_column
+from tapas.data.dates import without_format
 from tapas.data.event_log import EventLog
 from tapas.data.event_order import sort_events
 from tapas.data.keys import normalize_keys
@@ -172,11 +173,13 @@ def read_histories(
     item_keys: Vocabulary,
     status: Callable[[str], None],
     known: LogSource | None = None,
+    order: str | None = None,
 ) -> Histories:
     """The histories in the file `path`: a log, or JSON lines with one list each.
 
     A log that looks like the one the model was trained on, `known`, is read as that was. Of any
-    other, columns are guessed. `columns` by role (user, item, time) replace both. Rows without
+    other, columns are guessed. `columns` by role (user, item, time) replace both. `order` is that
+    of the model's log, for dates that do not show theirs. Rows without
     user, item or time are left out. A line of JSON is a list of items, or an object with one such
     list, and with the key of its user unless it is to be the line's number.
     """
@@ -187,7 +190,8 @@ def read_histories(
             return histories_of_lists(*given, item_keys)
     like = _options_of(known, path) if known is not None else {}
     source = LogSource(files=(str(path),), skip_bad_rows=True, **{**like, **columns})
-    raw = read_events(source, status)
+    with without_format():
+        raw = read_events(source, status, order)
     found = histories_of_events(
         (raw.user.keys, raw.user.codes), (raw.item.keys, raw.item.codes), raw.time, item_keys
     )

@@ -17,6 +17,7 @@ import polars as pl
 
 from tapas.data.column_words import find_column
 from tapas.data.columns import Present, guess_column, resolve_columns
+from tapas.data.dates import without_format
 from tapas.data.histories import (
     SCALAR,
     Histories,
@@ -42,15 +43,21 @@ class Given:
     library: str | None = None  # "polars" or "pandas" if a Series or DataFrame was passed
 
 
-def parse_given(given: Any, item_keys: Vocabulary, known: LogSource | None = None) -> Given:
+def parse_given(
+    given: Any,
+    item_keys: Vocabulary,
+    known: LogSource | None = None,
+    order: str | None = None,
+) -> Given:
     """`given` as users or histories; raises `UsageError` for anything else. See this module.
 
-    Columns of a DataFrame that the log of the model, `known`, also has are taken as there.
+    Columns of a DataFrame that the log of the model, `known`, also has are taken as there, and
+    dates that do not show the order of day and month as in its `order`.
     """
     library = type(given).__module__.partition(".")[0]
     if library in ("polars", "pandas"):
         parse = _parse_polars if library == "polars" else _parse_pandas
-        return replace(parse(given, item_keys, known), library=library)
+        return replace(parse(given, item_keys, known, order), library=library)
     if isinstance(given, SCALAR | bytes):
         return Given(key_column([given]), None)
     if hasattr(given, "__array__") and not isinstance(given, np.ndarray):  # a tensor
@@ -115,17 +122,21 @@ def _rows(rows: Sequence[Any], item_keys: Vocabulary) -> Histories:
     return histories_of_lists(range(len(rows)), lists, item_keys)
 
 
-def _parse_polars(given: Any, item_keys: Vocabulary, known: LogSource | None) -> Given:
+def _parse_polars(
+    given: Any, item_keys: Vocabulary, known: LogSource | None, order: str | None
+) -> Given:
     if hasattr(given, "columns"):
         if len(given.columns) > 1:
-            return _parse_frame(given, item_keys, known)
+            return _parse_frame(given, item_keys, known, order)
         given = given.to_series()
     if given.dtype.is_nested():
         return Given(None, _rows(given.to_list(), item_keys))
     return Given(given, None)
 
 
-def _parse_pandas(given: Any, item_keys: Vocabulary, known: LogSource | None) -> Given:
+def _parse_pandas(
+    given: Any, item_keys: Vocabulary, known: LogSource | None, order: str | None
+) -> Given:
     index: Any = getattr(given, "index", None)  # an index itself has none
     columns: Any = getattr(given, "columns", ())
     if len(columns) == 1:
@@ -149,6 +160,7 @@ def _parse_pandas(given: Any, item_keys: Vocabulary, known: LogSource | None) ->
         pl.DataFrame({**values, **levels}, strict=False),
         item_keys,
         known,
+        order,
         levels=tuple(levels),
         cure="Rename it, or the index, to 'user'.",
     )
@@ -158,6 +170,7 @@ def _parse_frame(
     frame: pl.DataFrame,
     item_keys: Vocabulary,
     known: LogSource | None,
+    order: str | None,
     *,
     levels: tuple[str, ...] = (),
     cure: str = "Rename it to 'user'.",
@@ -191,15 +204,18 @@ def _parse_frame(
     roles = resolve_columns(LogSource(files=(str(GIVEN),), **own), Present(GIVEN, frame)).names
     time_format = known.time_format if known and "time" in own else None
     raw = {role: normalize_keys(frame[roles[role]], GIVEN) for role in ("user", "item")}
-    time = parse_times(frame[roles["time"]], GIVEN, time_format)[0] if "time" in roles else None
+    time = None
+    if "time" in roles:
+        with without_format():
+            time = parse_times(frame[roles["time"]], GIVEN, time_format, order).values
     keep = raw["user"].is_not_null() & raw["item"].is_not_null()
     if time is not None:
         keep &= time.is_not_null()
     user, item = (code_keys([raw[role].filter(keep)], typed=True) for role in ("user", "item"))
     if not len(user.codes):
         raise DataError("the DataFrame has no row with user, item and time.")
-    order = np.arange(len(user.codes)) if time is None else time.filter(keep).to_numpy()
-    found = histories_of_events((user.keys, user.codes), (item.keys, item.codes), order, item_keys)
+    times = np.arange(len(user.codes)) if time is None else time.filter(keep).to_numpy()
+    found = histories_of_events((user.keys, user.codes), (item.keys, item.codes), times, item_keys)
     return Given(None, replace(found, bad_rows=int((~keep).sum())))
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tapas.data.column_words import is_event_type
 from tapas.data.columns import Present, resolve_columns
+from tapas.data.dates import ORDERS
 from tapas.data.keys import CodedKeys, code_keys, normalize_keys
 from tapas.data.readers import (
     CURE,
@@ -54,6 +55,7 @@ class RawEvents:
 class _Tally:
     """What was found while reading, over all files."""
 
+    known_order: str | None = None
     num_rows: int = 0
     num_bad: int = 0
     examples: list[str] = field(default_factory=list)
@@ -67,6 +69,8 @@ class _Tally:
     num_chosen: int = 0  # rows that fulfil --where
     time_kind: str = FILE_ORDER
     time_file: Path | None = None
+    written: str | None = None  # how times are: order of numeric dates, or unit of numbers
+    written_in: str = ""  # a value that shows it, and its file
     typed: bool = True
 
     def add_kind(self, kind: str, number: int) -> None:
@@ -79,15 +83,19 @@ class _Tally:
             self.examples.append(f"{path}, row {row}: {problem}")
 
 
-def read_events(source: LogSource, status: Callable[[str], None]) -> RawEvents:
+def read_events(
+    source: LogSource, status: Callable[[str], None], order: str | None = None
+) -> RawEvents:
     """Read all files of `source`.
+
+    `order` is that of day and month in dates which do not show theirs.
 
     Raises `DataError` at the first row without user, item or time, unless
     `source.skip_bad_rows`, and if no row is left.
     """
-    tally = _Tally()
+    tally = _Tally(known_order=order)
     columns: dict[str, list[pl.Series]] = {}
-    rows = RowFilter(source.where, source.time_format)
+    rows = RowFilter(source.where, source.time_format, order)
     for path in source.repeated():
         status(f"{path} is another name of a file that is read; it counts once.")
     for path in source.paths():
@@ -131,6 +139,7 @@ def read_events(source: LogSource, status: Callable[[str], None]) -> RawEvents:
             if 1 < len(counts) <= MAX_EVENT_TYPES
         },
         "time_kind": tally.time_kind,
+        "date_order": tally.written if tally.written in ORDERS else None,
         "reading_notes": tally.notes + _doubtful_keys(user, item, tally.columns),
     }
     return RawEvents(user, item, time, report, weight)
@@ -210,15 +219,25 @@ def _normalize(
         return parse_weights(column, path)
     if role != "time":
         return normalize_keys(column, path)
-    times, kind = parse_times(column, path, source.time_format)
-    if times.null_count() < times.len():
-        if tally.time_file is not None and kind != tally.time_kind:
+    times = parse_times(column, path, source.time_format, tally.known_order)
+    if times.values.null_count() < times.values.len():
+        if tally.time_file is not None and times.kind != tally.time_kind:
             raise DataError(
-                f"{path}: column '{column.name}' is read as a {kind}, but in {tally.time_file} "
-                f"as a {tally.time_kind}. Write times the same way in all files."
+                f"{path}: column '{column.name}' is read as a {times.kind}, but in "
+                f"{tally.time_file} as a {tally.time_kind}. Write times the same way in all files."
             )
-        tally.time_kind, tally.time_file = kind, path
-    return times
+        tally.time_kind, tally.time_file = times.kind, path
+        if times.written is not None:
+            how = times.written if times.written in ORDERS else f"in {times.written}"
+            shown = f"{how} ({times.example}"
+            if tally.written is not None and times.written != tally.written:
+                raise DataError(
+                    f"{path}: {column.name} is written {shown}), but {tally.written_in}). Write "
+                    "times the same way in all files."
+                )
+            tally.written, tally.written_in = times.written, f"{shown} of {path}"
+    tally.notes += times.notes
+    return times.values
 
 
 def _valid_rows(
@@ -238,6 +257,12 @@ def _valid_rows(
     for row, problem in frame.broken:
         tally.add_bad(path, row, problem)
     tally.add_kind("broken", len(frame.broken))
+    if len(frame.broken) > MOST * frame.rows.height:
+        row, problem = frame.broken[0]
+        raise DataError(
+            f"{path}, row {row}: {problem}, as in {len(frame.broken):,} of "
+            f"{frame.rows.height:,} rows, too many to skip. Check its format and --separator."
+        )
     if not any(column.null_count() for column in columns.values()):
         return chosen
     missing = pl.DataFrame([column.is_null().alias(role) for role, column in columns.items()])
@@ -250,19 +275,23 @@ def _valid_rows(
         keep &= chosen
         bad &= chosen
     rows = bad.arg_true()
+    if "time" in raw and source.skip_bad_rows:
+        unread = (missing["time"] & bad & ~_is_empty(raw["time"])).arg_true()
+        if len(unread) > MOST * (len(unread) + int(keep.sum())):
+            problem = _problem("time", raw["time"], unread[0], source)
+            raise DataError(
+                f"{path}, row {unread[0] + 1}: {problem}, as in {len(unread):,} of "
+                f"{frame.rows.height:,} rows, too many to skip. "
+                f"{_cure_of_column(source, present, 'time', is_empty=False)}"
+            )
     for row in rows.head(MAX_EXAMPLES):
         role = next(role for role in columns if missing[role][row])
-        value = raw[role][row]
-        name = tally.columns[role]
-        empty_cell = value is None or value == "" or value != value
-        wanted = "not a number above 0" if role == "weight" else "not a time"
-        if role == "time" and source.time_format is not None:
-            wanted = f"which does not fit --time-format {source.time_format!r}"
-        problem = f"{name} is empty" if empty_cell else f"{name} is {value!r}, {wanted}"
+        problem = _problem(role, raw[role], row, source)
         if not source.skip_bad_rows:
             num_alike = int((missing[role] & bad).sum())
             if num_alike > MOST * (num_alike + int(keep.sum())):
-                cure = _cure_of_column(source, present, role, empty_cell)
+                is_empty = bool(_is_empty(raw[role])[row])
+                cure = _cure_of_column(source, present, role, is_empty)
                 problem += f", as in {num_alike:,} of {frame.rows.height:,} rows"
             else:
                 cure = f"{CURE} ({rows.len():,} found among {frame.rows.height:,} rows)."
@@ -273,6 +302,31 @@ def _valid_rows(
         tally.add_kind(role, int((missing[role] & bad).sum()))
         bad &= ~missing[role]
     return keep
+
+
+def _is_empty(column: pl.Series) -> pl.Series:
+    """A mask of the values that are not there: null, "" or NaN."""
+    empty = column.is_null()
+    if column.dtype == pl.String:
+        empty |= (column == "").fill_null(False)
+    if column.dtype.is_float():
+        empty |= column.is_nan().fill_null(False)
+    return empty
+
+
+def _problem(role: str, column: pl.Series, row: int, source: LogSource) -> str:
+    """What is wrong with the value of `role` in a row."""
+    if _is_empty(column)[row]:
+        return f"{column.name} is empty"
+    wanted = "not a number above 0" if role == "weight" else "not a time"
+    if role == "time" and source.time_format is not None:
+        wanted = f"which does not fit --time-format {source.time_format!r}"
+    if column.dtype.is_temporal():
+        return (
+            f"{column.name} is {column.to_physical()[row]} as {column.dtype}, which is not between "
+            "the years 1 and 9999"
+        )
+    return f"{column.name} is {column[row]!r}, {wanted}"
 
 
 def _cure_of_column(source: LogSource, present: Present, role: str, is_empty: bool) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
+from tapas.data.dates import UnclearDatesError
 from tapas.data.log_options import Condition, parse_condition
 from tapas.data.times import DATETIME, NUMBER, decimal_points, parse_times
 from tapas.errors import DataError, UsageError
@@ -31,9 +32,9 @@ class _Seen:
 class RowFilter:
     """Chooses rows file by file; `check` at the end knows which conditions never applied."""
 
-    def __init__(self, where: Sequence[str], time_format: str | None):
+    def __init__(self, where: Sequence[str], time_format: str | None, order: str | None = None):
         self.conditions = [parse_condition(text) for text in where]
-        self._format = time_format
+        self._format, self._order = time_format, order
         self._seen = [_Seen() for _ in self.conditions]
 
     @property
@@ -53,7 +54,7 @@ class RowFilter:
             seen.counts.update(dict(common.drop_nulls().iter_rows()))
             equal = pl.Series([False]).new_from_index(0, rows.height)
             for value in condition.values:
-                same = _equal(column, text, value)
+                same = _equal(condition, column, text, value)
                 if same.any():
                     seen.values.add(value)
                 equal |= same
@@ -93,23 +94,24 @@ class RowFilter:
             seen.low, seen.high = _extended(seen, numbers.min(), numbers.max())
             mask: pl.Series = compare(numbers, bound)
             return mask.fill_null(False)
-        limit, kind = parse_times(pl.Series([value]), path)
-        if kind == NUMBER or limit[0] is None:
+        limit = _moment(condition.text, value)
+        if limit is None:
             raise UsageError(
                 f"--where {condition.text!r}: {value!r} is neither a number nor a time such as "
                 "2024-01-31 or '2024-01-31 18:30'."
             )
         form = self._format if is_time else None
-        times, kind = parse_times(column, path, form)
-        if kind != DATETIME:
+        found = parse_times(column, path, form, self._order if is_time else None)
+        if found.kind != DATETIME:
             raise UsageError(
                 f"--where {condition.text!r}: {column.name} has numbers in {path}, such as "
                 f"{column.drop_nulls().head(1).to_list()[0]}, not times. Compare it with a number, "
                 "or say what they are with --time-format s (or ms, us, ns)."
             )
+        times = found.values
         shown = times.cast(pl.Datetime("us")).dt.to_string("%Y-%m-%d %H:%M:%S")
         seen.low, seen.high = _extended(seen, shown.min(), shown.max())
-        mask = compare(times, limit[0])
+        mask = compare(times, limit)
         return mask.fill_null(False)
 
 
@@ -122,7 +124,7 @@ def _as_text(column: pl.Series) -> pl.Series:
     return column.cast(pl.String)
 
 
-def _equal(column: pl.Series, text: pl.Series, value: str) -> pl.Series:
+def _equal(condition: Condition, column: pl.Series, text: pl.Series, value: str) -> pl.Series:
     if value == "":
         return text.is_null() | (text == "")
     number = _number(value)
@@ -131,11 +133,23 @@ def _equal(column: pl.Series, text: pl.Series, value: str) -> pl.Series:
     elif column.dtype == pl.Boolean:
         same = text == value.lower()
     elif isinstance(column.dtype, pl.Datetime):
-        limit, _ = parse_times(pl.Series([value]), Path())
-        same = column.cast(pl.Datetime("us")).to_physical() == limit[0]
+        times = parse_times(column, Path()).values
+        same = times == _moment(condition.text, value)
     else:
         same = text == value
     return same.fill_null(False)
+
+
+def _moment(condition: str, value: str) -> int | None:
+    """The time that is `value`, None if it is none."""
+    try:
+        found = parse_times(pl.Series([value]), Path())
+    except UnclearDatesError:
+        raise UsageError(
+            f"--where {condition!r}: {value!r} does not show whether the day or the month comes "
+            "first. Write it as 2024-01-31."
+        ) from None
+    return None if found.kind == NUMBER else found.values[0]
 
 
 def _as_numbers(condition: Condition, column: pl.Series, path: Path) -> pl.Series:

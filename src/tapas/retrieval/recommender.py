@@ -99,6 +99,12 @@ class Recommender(ABC):
         """How often each class was seen in training, (C,)."""
 
     @property
+    def date_order(self) -> str | None:
+        """The order of day and month in the log of the model, if its dates have one."""
+        order = self.log.report.get("date_order") if self.log is not None else None
+        return None if order is None else str(order)
+
+    @property
     def items(self) -> list[Any]:
         """The keys of all items; the first are the most frequent."""
         keys = self.item_keys.keys(np.arange(len(self.item_keys)))
@@ -150,7 +156,7 @@ class Recommender(ABC):
         from tapas.data.python_histories import parse_given
 
         choice("value of cold", cold, dict.fromkeys(COLD))
-        given = parse_given(users_or_histories, self.item_keys, self.source)
+        given = parse_given(users_or_histories, self.item_keys, self.source, self.date_order)
         histories = self.settle_cold(self._histories(given), cold)
         exclude = self.exclude_seen if exclude_seen is None else exclude_seen
         parts = list(self.lists(histories, self.check_k(k), exclude_seen=exclude))
@@ -183,7 +189,7 @@ class Recommender(ABC):
         """
         from tapas.data.python_histories import parse_given
 
-        given = parse_given(users_or_histories, self.item_keys, self.source)
+        given = parse_given(users_or_histories, self.item_keys, self.source, self.date_order)
         histories = self.settle_cold(self._histories(given), "error", "Leave them out.")
         rows: NDArray[np.float32] | None = None
         for rows_of, items, lengths in self._batches(histories, 0, len(histories)):

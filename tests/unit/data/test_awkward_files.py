@@ -55,7 +55,8 @@ READ = [  # what is awkward, file name, content, options, events
      [("007", "00012", 0), ("7", "12", 1)]),
     ("whole numbers with a fraction", "a.csv", "user,item\n12.0,5\n12,6\n", {},
      [(12, 5, 0), (12, 6, 1)]),
-    ("dates with dots", "a.csv", "user,item,date\n1,2,01.02.2024\n", {}, [(1, 2, "2024-02-01")]),
+    ("dates with dots", "a.csv", "user,item,date\n1,2,01.02.2024\n1,3,31.01.2024\n", {},
+     [(1, 2, "2024-02-01"), (1, 3, "2024-01-31")]),
     ("US dates", "a.csv", "user,item,date\n1,2,1/2/2024\n1,3,1/15/2024\n", {},
      [(1, 2, "2024-01-02"), (1, 3, "2024-01-15")]),
     ("day-first dates", "a.csv", "user,item,date\n1,2,01/02/2024 08:30\n1,3,15/02/2024 9:05\n", {},
@@ -209,14 +210,15 @@ REFUSED = [  # what is awkward, file name, content, options, error
      "rows)."),
     ("ambiguous dates", "a.csv", "user,item,date\n1,2,1/2/2024\n1,3,2/1/2024\n", {},
      "a.csv: date is '1/2/2024' in row 1, and no row shows whether the day or the month "
-     "comes first. Say so with --time-format '%d/%m/%Y' or '%m/%d/%Y'."),
+     "comes first. Say so with --time-format '%d/%m/%Y' (2024-02-01) or '%m/%d/%Y' "
+     "(2024-01-02)."),
     ("ambiguous dates and times", "a.csv", "user,item,when\n1,2,01-02-24 10:30\n", {},
      "a.csv: when is '01-02-24 10:30' in row 1, and no row shows whether the day or the "
-     "month comes first. Say so with --time-format '%d-%m-%y %H:%M' or '%m-%d-%y %H:%M'."),
+     "month comes first. Say so with --time-format '%d-%m-%y %H:%M' (2024-02-01) or "
+     "'%m-%d-%y %H:%M' (2024-01-02)."),
     ("two conventions", "a.csv", "user,item,date\n1,2,1/15/2024\n1,3,15/1/2024\n", {},
-     "a.csv: date has the day first ('15/1/2024' in row 2) and the month first "
-     "('1/15/2024' in row 1). Correct the file, or name one with --time-format and skip "
-     "the others with --skip-bad-rows."),
+     "a.csv: date has the day first in 1 row ('15/1/2024' in row 2) and the month first in 1 "
+     "('1/15/2024' in row 1). Correct the file: no format fits both."),
     ("dates of another kind", "a.csv", "user,item,date\n1,2,Q1/2024\n1,3,Q2/2024\n", {},
      "a.csv, row 1: date is 'Q1/2024', not a time, as in 2 of 2 rows. Name their format, "
      "as in --time-format '%m/%d/%Y %H:%M', or another column with --time. Read without a "

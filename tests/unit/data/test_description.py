@@ -84,6 +84,7 @@ def test_how_a_log_was_read_is_said():
     report = {
         "columns": {"user": "who", "item": "sku", "time": "t"},
         "guessed": ["item"],
+        "rows": 10_000,
         "bad_rows": 1200,
         "bad_examples": ["a.csv, row 3: sku is empty", "..."],
         "bad_kinds": {"user": 300, "item": 898, "time": 2, "broken": 1},
@@ -103,8 +104,8 @@ def test_how_a_log_was_read_is_said():
     assert describe_reading(report | {"unused": ["", "price"]})[1] == "Not used: (no name), price."
     assert describe_reading(report) == [
         "Columns: who (user), sku (item, guessed), t (time).",
-        "Skipped 1,200 rows: 300 without user, 898 without item, 2 without valid time, 1 broken "
-        "(first: a.csv, row 3: sku is empty).",
+        "Skipped 1,200 rows, 12% of all: 300 without user, 898 without item, 2 without valid time, "
+        "1 broken (first: a.csv, row 3: sku is empty).",
         "Left out 7 duplicates: same user, item and time.",
         "5 rare items with 9 events: merged into one class.",
         "There is only one item.",
@@ -119,8 +120,8 @@ def test_how_a_log_was_read_is_said():
 
 
 def test_bad_rows_of_an_older_prepared_log_have_no_kinds():
-    report = {"columns": {"user": "who"}, "guessed": [], "bad_rows": 1, "repeated_events": 0,
-              "bad_examples": ["x.csv, row 3: sku is empty"], "rare_items": 0,
+    report = {"columns": {"user": "who"}, "guessed": [], "rows": 101, "bad_rows": 1,
+              "repeated_events": 0, "bad_examples": ["x.csv, row 3: sku is empty"], "rare_items": 0,
               "notes": []}  # fmt: skip
     assert describe_reading(report)[1] == "Skipped 1 row (first: x.csv, row 3: sku is empty)."
 
