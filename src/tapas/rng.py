@@ -19,14 +19,14 @@ def stream(seed: int, *path: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
 
 
-def check_seed(seed: int) -> int:
+def check_seed(seed: int, name: str = "seed") -> int:
     """Return `seed` as an int that fits into int64, or raise UsageError."""
     try:
         number = index(seed)
     except TypeError:
-        raise UsageError(f"seed must be an integer, got {seed!r}.") from None
+        raise UsageError(f"{name} must be an integer, got {seed!r}.") from None
     if not -(2**63) <= number < 2**63:
-        raise UsageError(f"seed must be below 2^63, got {number}.")
+        raise UsageError(f"{name} must be between -2^63 and 2^63 - 1, got {number}.")
     return number
 
 

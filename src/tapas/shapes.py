@@ -72,7 +72,8 @@ def check_device(name: str, device: torch.device | str | None) -> torch.device:
     """`device`, by default torch's, or raise UsageError if torch cannot use it here."""
     try:
         found = torch.get_default_device() if device is None else torch.device(device)
-        torch.empty(1, device=found)
+        if torch.empty(1, device=found).is_meta:
+            raise RuntimeError("meta tensors have no data")
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UsageError(

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 import torch
 import typer
+from oracle.command_line import invoke
 
 from tapas.cli import exit_codes
 from tapas.cli.exit_codes import report_errors
@@ -134,3 +135,11 @@ def test_a_signal_that_the_shell_ignores_stays_ignored():
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", [0, -1, 1_025, 100_000, 2**31])
+def test_an_absurd_number_of_threads_is_wrong_usage(at, number):
+    done = invoke("train", "x.csv", "--out", "out", "--threads", number)
+    assert done.returncode == 2
+    bound = "greater than or equal to 1" if number < 1 else "less than or equal to 1024"
+    assert f"Invalid value for '--threads': Input should be {bound}\n" in done.stderr

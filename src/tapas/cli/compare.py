@@ -152,6 +152,7 @@ def compare(
         int,
         typer.Option(
             min=1,
+            max=1024,
             metavar="N",
             help="Number of runs at once, one thread each.",
         ),

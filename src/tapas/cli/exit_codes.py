@@ -30,6 +30,7 @@ OUT_OF_MEMORY = (
     "Storage size calculation overflowed",
     "can't start new thread",
     "could not spawn threads",
+    "can't spawn worker thread",
     "failed to map segment",
 )
 IMPORT_SYSTEM = "<frozen importlib._bootstrap>"  # the file of its frames

@@ -34,7 +34,7 @@ from tapas.heads.own_method import is_own
 from tapas.tables.ranks import Ranks
 from tapas.training.advice import advise_run, next_training, run_again
 from tapas.training.config import JSON, ServiceConfig, build_config, read_toml, without_replaced
-from tapas.training.run_folder import RECORD, open_run
+from tapas.training.run_folder import MOST_THREADS, RECORD, open_run
 from tapas.training.trainer import Progress, TrainResult
 
 
@@ -166,6 +166,7 @@ def train(
         int | None,
         typer.Option(
             min=1,
+            max=MOST_THREADS,
             metavar="N",
             help="Number of CPU threads. Default: all cores.",
         ),

@@ -16,6 +16,7 @@ from tapas.heads.facts import default_num_samples
 from tapas.shapes import check_positive
 from tapas.training.config import LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 
+MOST_SEEDS = 1_000
 MADE = SyntheticLogConfig(
     num_users=40_000,
     num_items=100_000,
@@ -72,6 +73,8 @@ class CompareConfig:
             "pace_rounds", "settling_steps",
         ):  # fmt: skip
             check_positive(name, getattr(self, name))
+        if self.seeds > MOST_SEEDS:
+            raise UsageError(f"seeds must be at most {MOST_SEEDS:,}, got {self.seeds:,}.")
         if self.samples is not None:
             check_positive("num_samples", self.samples)
         if self.trials > MOST_TRIALS:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tapas.data.event_log import EventLog
 from tapas.data.times import FILE_ORDER, TEXT_POSITION
 from tapas.errors import DataError, UsageError
-from tapas.rng import stream
+from tapas.rng import check_seed, stream
 from tapas.shapes import number
 
 DEFAULTS: dict[str, tuple[float, float]] = {
@@ -47,6 +47,7 @@ class SplitConfig:
     seed: int = 0  # for "group": chooses the held-out users and where their histories end
 
     def __post_init__(self) -> None:
+        check_seed(self.seed, "split.seed")
         if self.kind == AUTO:
             return  # numbers are checked once the kind is known
         if self.kind not in DEFAULTS:

@@ -22,6 +22,21 @@ def least_bytes(kind: str, dim: int, *, history: int, layers: int) -> int:
     return layers * (LAYER_BYTES + 4 * dim * dim) + 4 * dim * places
 
 
+def num_parameters(kind: str, dim: int, *, history: int, layers: int = 1) -> int:
+    """The number of parameters of `build_encoder`, without building it.
+
+    >>> num_parameters("mean", 64, history=50)
+    4160
+    """
+    choice("encoder", kind, ENCODERS)
+    square = dim * (dim + 1)
+    if kind == "mean":
+        return square
+    if kind == "gru":
+        return 6 * layers * square + square
+    return history * dim + layers * (12 * dim**2 + 11 * dim) + dim
+
+
 def build_encoder(
     kind: str,
     dim: int,

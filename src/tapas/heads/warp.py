@@ -58,7 +58,7 @@ class WARP(LookupHead):
     bibtex = ("weston2011wsabie",)
     options: ClassVar[Options] = {
         "tries": Option(
-            1024, int, low=1, help="most draws to find a class that violates the margin"
+            1024, int, low=1, high=1e8, help="most draws to find a class that violates the margin"
         ),
     }
     targets_softmax = False

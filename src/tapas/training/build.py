@@ -18,7 +18,7 @@ from tapas.data.splits import Split
 from tapas.data.windows import Windows, predicting_events
 from tapas.distributed import ShardedTable
 from tapas.distributed.collectives import GroupRanks
-from tapas.encoders import Encoder, build_encoder, least_bytes
+from tapas.encoders import Encoder, build_encoder, least_bytes, num_parameters
 from tapas.errors import DataError, UsageError
 from tapas.heads import FlatHead
 from tapas.heads.facts import BuildContext
@@ -159,7 +159,7 @@ def workload_of(
 ) -> Workload:
     """The workload of a resolved `config` for `memory_plan`; sizes are upper bounds."""
     positions = config.model.history if config.head.positions == "all" else 1
-    encoder = encoder_of(config.model, config.loop.seed)
+    model = config.model
     rows, factor = config.head.kind.rows_per_step(config.head.options, len(train_counts))
     if not rows:  # a method without samples reads only the targets of its batch
         num_targets = config.loop.batch * positions * config.head.next_items
@@ -176,7 +176,9 @@ def workload_of(
         inputs=config.model.inputs == "own",
         input_ids=config.loop.batch * config.model.history,
         head_classes=int((train_counts > 0).sum()),
-        encoder_parameters=sum(p.numel() for p in encoder.parameters()),
+        encoder_parameters=num_parameters(
+            model.encoder, model.dim, history=model.history, layers=model.layers
+        ),
     )
 
 

@@ -18,18 +18,26 @@ from tapas.heads import FlatHead, Head, known_methods, method_class
 from tapas.heads.facts import check_options
 from tapas.heads.own_method import is_own
 from tapas.json_toml import parse_toml
+from tapas.rng import check_seed
 
 JSON = str | int | float | bool | None | list[str]
 RENAMED = {"model": {"repeats": "copy"}}  # by section: names of earlier versions
+
+
+MOST = 2**31 - 1  # of counts: many more than any machine can hold
+MOST_STEPS = 10**15
+MOST_PROCESSES = 100_000
 
 
 def one_of(name: str, value: str, options: tuple[str, ...]) -> None:
     choice(name, value, dict.fromkeys(options))
 
 
-def at_least(name: str, value: int, least: int) -> None:
+def at_least(name: str, value: int, least: int, most: int = MOST) -> None:
     if value < least:
         raise UsageError(f"{name} must be at least {least}, got {value}.")
+    if value > most:
+        raise UsageError(f"{name} must be at most {most:,}, got {value:,}.")
 
 
 def within(name: str, value: float, low: float, high: float) -> None:
@@ -105,8 +113,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         one_of("model.encoder", self.encoder, ("mean", "gru", "transformer"))
         one_of("model.inputs", self.inputs, ("own", "shared"))
-        for name in ("dim", "history", "layers", "attention_heads"):
-            at_least(f"model.{name}", getattr(self, name), 1)
+        for name, most in (("dim", MOST), ("history", MOST), ("layers", 1_000)):
+            at_least(f"model.{name}", getattr(self, name), 1, most)
+        at_least("model.attention_heads", self.attention_heads, 1)
         within("model.dropout", self.dropout, 0, 0.95)
 
 
@@ -153,9 +162,10 @@ class LoopConfig:
         within("loop.epochs", self.epochs, 1e-9, 1e9)
         for name in ("steps", "evaluate_every"):
             if getattr(self, name) is not None:
-                at_least(f"loop.{name}", getattr(self, name), 1)
+                at_least(f"loop.{name}", getattr(self, name), 1, MOST_STEPS)
         for name in ("batch", "patience", "validation_examples", "keep"):
             at_least(f"loop.{name}", getattr(self, name), 1)
+        check_seed(self.seed, "loop.seed")
         within("loop.checkpoint_seconds", self.checkpoint_seconds, 0, 1e9)
         within("loop.peer_seconds", self.peer_seconds, 0.1, 1e6)
         one_of("loop.precision", self.precision, ("float32", "bfloat16"))
@@ -171,8 +181,8 @@ class ServiceConfig:
     start_seconds: float = 600.0  # time limit for a process to start and load its class vectors
 
     def __post_init__(self) -> None:
-        at_least("service.servers", self.servers, 0)
-        at_least("service.workers", self.workers, 1)
+        at_least("service.servers", self.servers, 0, MOST_PROCESSES)
+        at_least("service.workers", self.workers, 1, MOST_PROCESSES)
         within("service.start_seconds", self.start_seconds, 1, 1e6)
         if self.max_staleness is not None:
             at_least("service.max_staleness", self.max_staleness, 0)

@@ -61,6 +61,7 @@ from tapas.training.config import TrainConfig, as_toml, build_config, read_toml
 from tapas.version import __version__
 
 FORMAT = 1
+MOST_THREADS = 1024  # OpenMP crashes with many more
 RECORD, CONFIG, LOG = "run.json", "config.toml", "log"
 LOG_RECORD = f"{LOG}/{DESCRIPTION}"
 UNFINISHED = "run"  # its name in a private folder
@@ -255,7 +256,9 @@ def read_run_record(path: Path) -> dict[str, Any]:
 def _is_record(record: dict[str, Any]) -> bool:
     """Whether `record` has what is read later; one of an earlier version has no id and files."""
     threads, id, files = (record.get(name) for name in ("num_threads", "id", "files"))
-    if type(threads) is not int or threads < 1 or (id is None) != (files is None):
+    if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
+        return False
+    if (id is None) != (files is None):
         return False
     return id is None or (
         isinstance(id, str)

@@ -1,6 +1,7 @@
 """The run folder: complete or no run, checked before any work, read back unchanged."""
 
 import errno
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -351,3 +352,12 @@ def test_a_file_is_no_run(tmp_path):
     assert str(error.value) == (
         f"{file} is a file; expected the folder of a run, which `tapas train` creates."
     )
+
+
+@pytest.mark.parametrize("number", [0, 100_000, 2**31, "4", None, True, 1.5])
+def test_an_absurd_number_of_threads_is_refused(log, tmp_path, number):
+    run = create_run(tmp_path / "run", CONFIG, log)
+    record = {"format": 1, "tapas": "0.1.0", "num_threads": number}  # without a checksum
+    (run.path / "run.json").write_text(json.dumps(record))
+    with raises_text("run.json is damaged: it is not the JSON that was saved. Restore", DataError):
+        open_run(run.path)
