@@ -221,6 +221,34 @@ def test_an_argument_that_is_not_utf8_is_refused_at_once(at, arguments):
     assert not list(at.iterdir())
 
 
+LONG = "x" * 256
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("recommend", "RUN", "--users", "all", "--out", LONG + ".csv"),
+        ("recommend", "RUN", "--users", LONG, "--out", "a.csv"),
+        ("recommend", LONG, "--user", "1"),
+        ("similar", "RUN", "--items", "all", "--out", LONG + ".jsonl"),
+        ("evaluate", "RUN", "--points", LONG + ".csv"),
+        ("evaluate", "RUN", "--against", LONG + ".csv"),
+        ("export", "RUN", "--to", LONG + ".parquet"),
+        ("export", "RUN", "--to", LONG),
+        ("train", "--config", LONG, "--out", "run"),
+        ("train", "--resume", LONG),
+        ("cache", "--cache", LONG),
+        ("checkpoint", "info", LONG),
+    ],
+)
+def test_a_name_that_is_too_long_is_named(made, at, arguments):
+    done = invoke(*(made.run if word == "RUN" else word for word in arguments))
+    words = last_line(done)
+    assert "File name too long." in words
+    assert LONG in words
+    assert not list(at.iterdir())
+
+
 def test_a_file_or_folder_that_is_not_utf8_is_named(made, at, monkeypatch):
     words = r"{}: the name is not UTF-8. Rename the file or folder."
     write(made.plain, BYTES + ".csv")
