@@ -65,6 +65,7 @@ def test_emptying_removes_the_logs_and_leaves_runs_and_other_files(logs, at):
     (logs / ("a" * 32)).mkdir()
     (logs / ("a" * 32) / "log.json").write_text("{}")
     (logs / ("a" * 32) / "thesis.txt").write_text("mine")
+    (logs / f".{'b' * 32}.0123456789abcdef.unfinished").mkdir()  # of a killed process
     done = invoke("cache", "--empty", "--yes")
     assert done.returncode == 0
     assert done.stdout.startswith(f"Removed 2 prepared logs from {logs}; ")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tapas.atomic_file import remove_leftovers
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson, Cache, cache_folder
 from tapas.cli.terminal import confirm, print_json, print_table, say, status
@@ -39,6 +40,7 @@ def cache(
             raise UsageError("--yes can be used with --empty only.")
         logs = prepared_logs(folder)
         if empty:
+            remove_leftovers(folder)
             _empty(folder, logs, yes=yes, as_json=as_json)
         elif as_json:
             print_json({"folder": str(folder), "logs": [_plain(log) for log in logs]})

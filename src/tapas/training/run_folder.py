@@ -151,8 +151,11 @@ def create_run(
                 sync(path.parent)
     except OSError as error:
         if is_taken(error) and path.is_dir():
+            created = any(map(is_private, path.iterdir())) or (path / RECORD).exists()
             raise UsageError(
                 f"another command has just created a run in {path}. Choose another --out."
+                if created
+                else f"files came into {path} after this command began. Choose another --out."
             ) from error
         raise _refusal(path, error) from error
     return open_run(path)

@@ -189,8 +189,11 @@ def test_a_file_that_came_while_the_run_was_made_is_kept(log, tmp_path):
     def write(folder):
         (tmp_path / "config.toml").write_text("mine")
 
-    with pytest.raises(UsageError, match="another command has just created a run in"):
+    with pytest.raises(UsageError) as error:
         create_run(tmp_path, CONFIG, log, fill=write)
+    assert str(error.value) == (
+        f"files came into {tmp_path} after this command began. Choose another --out."
+    )
     assert names(tmp_path) == ["config.toml"]
     assert (tmp_path / "config.toml").read_text() == "mine"
 
