@@ -22,11 +22,13 @@ import numpy as np
 from tapas.atomic_file import make_folder, sync, unfinished_file
 from tapas.checksums import NAME, WrongChecksumError, parse_json, with_checksum
 from tapas.errors import DataError, UsageError
+from tapas.stored_file import checked
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 JOURNAL = "journal.jsonl"
+MAX_BYTES = 2**30  # of a journal that is read
 Value = float | int | str | None
 
 
@@ -42,8 +44,8 @@ class Journal:
         self.path = Path(folder) / JOURNAL
         try:
             make_folder(self.path.parent)
-            if self.path.exists():
-                _drop_after(self.path, resume_at)
+            if os.path.lexists(self.path):
+                _drop_after(checked(self.path, most_bytes=MAX_BYTES), resume_at)
             self._file = self.path.open("ab", buffering=0)
             sync(self.path.parent)
         except OSError as error:
@@ -131,6 +133,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     path = Path(path)
     if not path.exists():
         raise UsageError(f"{path} does not exist. `tapas train` writes one for each run.")
+    checked(path, most_bytes=MAX_BYTES)
     return [entry for _, entry in _complete_lines(path)]
 
 
@@ -202,8 +205,8 @@ def _scalars(folder: Path, resume_at: int | None) -> "SummaryWriter":
 
 def _wait_for_next_second(folder: Path) -> None:
     """Wait until a new event file, named after the current second, sorts after existing ones."""
-    seconds = [int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.*")]
-    if max(seconds, default=0) == int(time.time()):
+    now = int(time.time())
+    if any(folder.glob(f"events.out.tfevents.{now}.*")):
         time.sleep(1 - time.time() % 1)
 
 

@@ -20,7 +20,7 @@ from tapas.data.splits import Split, check_users, split_log
 from tapas.errors import UsageError
 from tapas.shapes import check_device
 from tapas.tables.ranks import ONE_PROCESS, Ranks
-from tapas.training.build import TrainingSetup, build_training, resolve_service
+from tapas.training.build import TrainingSetup, build_training, check_sizes, resolve_service
 from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal, NoJournal
 from tapas.training.run_folder import (
@@ -92,6 +92,8 @@ def resume(
     _check_no_servers(run.config)
     torch.set_num_threads(run.num_threads)  # another number would change the order of sums
     split = split_log(run.log, run.config.split)
+    if run.checkpoints.steps():
+        check_sizes(run.config, run.log.num_items, run.checkpoints.find(step)[1])
     setup = build_training(run.config, run.log, split, ranks)
     with exclusive(folder) if ranks.is_main else nullcontext():
         checkpoint = None

@@ -181,6 +181,7 @@ def exclusive(path: Path, record: str = RECORD) -> Iterator[None]:
 
     The lock is on the existing file `record` in it and ends with the process.
     """
+    _check_owner(path)
     descriptor = os.open(path / record, os.O_RDONLY)
     try:
         try:
@@ -194,6 +195,17 @@ def exclusive(path: Path, record: str = RECORD) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _check_owner(path: Path) -> None:
+    """Raise UsageError if checkpoints/ is a link into another run, whose would be removed."""
+    folder = path / CHECKPOINTS
+    owner = folder.resolve().parent
+    if folder.is_symlink() and os.path.lexists(owner / RECORD) and owner != path.resolve():
+        raise UsageError(
+            f"{folder} is a link to the checkpoints of another run, {owner}, which training would "
+            "replace. Copy the run with `cp -rL`, and continue the copy."
+        )
 
 
 def open_run(path: Path, *, everything: bool = False) -> RunFolder:
