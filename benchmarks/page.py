@@ -80,6 +80,11 @@ THEMES = {
         "How far is `tapas recommend --users all` from the bare top-k?",
         sections.lists,
     ),
+    "opening": Theme(
+        "bench_opening.py",
+        "What do checksums cost when a run is opened?",
+        sections.opening,
+    ),
     "small-step": Theme(
         "bench_small_step.py",
         "How slow is the head where Python overhead dominates, against a hand-written loop?",

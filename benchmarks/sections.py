@@ -230,6 +230,10 @@ def lists(record: Record) -> str:
     return f"{table(head, rows)}\n\n{peak}"
 
 
+def opening(record: Record) -> str:
+    return against(record["results"]["seconds"], "without checks", "against without checks")
+
+
 def small_step(record: Record) -> str:
     steps = record["settings"]["steps_per_repeat"]
     parts = []

@@ -126,6 +126,19 @@ def test_the_best_checkpoint_is_not_replaced_by_another_in_silence(run, earlier_
     assert tapas.load(run, step=4)
 
 
+def test_a_checkpoint_that_resuming_cannot_read_is_named_and_kept(run):
+    file = run / "checkpoints" / "step-00000002" / "state.json"
+    flip(file, 40)
+    before = file.read_bytes()
+    done = invoke("train", "--resume", run)
+    assert done.returncode == 0
+    assert (
+        f"Warning: {file.parent} cannot be read and is kept. Check it with `tapas verify`.\n"
+        in done.stderr
+    )
+    assert file.read_bytes() == before
+
+
 def test_checkpoints_that_resuming_gives_up_are_named(run):
     done = invoke("train", "--resume", run, "--step", 2)
     assert done.returncode == 0

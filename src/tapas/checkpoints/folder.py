@@ -171,6 +171,16 @@ class CheckpointFolder:
         """Steps of complete checkpoints, ascending. Their files are verified by `load`."""
         return sorted(complete_in(self.folder))
 
+    def unreadable(self) -> list[Path]:
+        """Folders of checkpoints whose state.json is damaged, or of a newer version."""
+        found = []
+        for _, path in sorted(complete_in(self.folder).items()):
+            try:
+                read_record(path)
+            except TapasError:
+                found.append(path)
+        return found
+
     def best(self) -> int | None:
         """The last step saved with `best=True`; None if there is none.
 

@@ -28,6 +28,7 @@ from tapas.training.run import (
     describe_resume,
     read_log,
     reopen,
+    warn_of_unreadable,
 )
 from tapas.training.run_folder import RunFolder, create_run, exclusive, write_config
 from tapas.training.trainer import Trainer, TrainResult
@@ -90,6 +91,7 @@ def resume(
             checkpoint = run.checkpoints.load_dense(step, reader=servers, num_readers=servers + 1)
         if service is not None:
             write_config(run)  # all processes read it
+        warn_of_unreadable(run, status)
         status(describe_resume(checkpoint, run.checkpoints.steps()))
         status(_describe_start(run.config, split))
         with _trainer(run, split, checkpoint, start_peers) as trainer:

@@ -104,6 +104,7 @@ def resume(
             write_config(run)
         if restarts:
             status(f"Warning: torchrun has restarted all ranks (restart {restarts}).")
+        warn_of_unreadable(run, status)
         status(describe_resume(checkpoint, run.checkpoints.steps()))
         status(_describe_start(setup.config, split, ranks))
         with _trainer(run, split, setup, checkpoint, ranks) as trainer:
@@ -151,6 +152,12 @@ def reopen(folder: Path, service: ServiceConfig | None, *, everything: bool = Tr
     if service is None:
         return run
     return replace(run, config=replace(run.config, service=resolve_service(service)))
+
+
+def warn_of_unreadable(run: RunFolder, status: Status) -> None:
+    """Name the checkpoints that cannot be read; saving keeps them, as one may be the best."""
+    for path in run.checkpoints.unreadable():
+        status(f"Warning: {path} cannot be read and is kept. Check it with `tapas verify`.")
 
 
 def describe_resume(checkpoint: Checkpoint | None, steps: Sequence[int]) -> str:
