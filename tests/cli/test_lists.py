@@ -6,6 +6,7 @@ import signal
 import polars as pl
 import pytest
 import torch
+from error_text import raises_text
 from oracle.command_line import TINY, chain, invoke, last_line, names, write_chain
 
 import tapas
@@ -260,3 +261,22 @@ def test_keys_with_tabs_and_line_breaks_stay_on_their_line(at):
         assert line.split("\t")[1].startswith("a\\t")
         assert line.split("\t")[1].endswith("\\n\\x1b[31m")
     assert len(done.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["head.table.weight", "input_table.weight", "encoder.out.bias"])
+def test_a_model_with_nan_is_refused_by_name(run, monkeypatch, name):
+    def load_diverged(folder, step=None):
+        model, step = load_model(folder, step)
+        model.state_dict()[name].view(-1)[-1] = torch.nan
+        return model, step
+
+    step = tapas.load("run").name.split()[-1]
+    monkeypatch.setattr("tapas.training.load.load_model", load_diverged)
+    words = (
+        f"{name} of step {step} in run contains NaN or inf. The model has diverged: use an earlier "
+        "step, or train with a lower learning rate."
+    )
+    for command in (("recommend", "run", "--user", "u1"), ("similar", "run", "--item", 1001)):
+        assert last_line(invoke(*command)) == words
+    with raises_text(words, tapas.DataError):
+        tapas.load("run")

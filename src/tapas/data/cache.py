@@ -1,7 +1,6 @@
 """The cache of prepared logs: what is in it, marking logs as used, and emptying it."""
 
 import fcntl
-import json
 import os
 import re
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from tapas.atomic_file import is_private, private_folder
 from tapas.data.event_log import ARRAYS, DESCRIPTION, VOCABULARIES, WEIGHTS
 from tapas.errors import UsageError
+from tapas.json_toml import parse_json
 from tapas.stored_file import checked, open_file, read_text
 
 KEY = re.compile(r"[0-9a-f]{32}")  # name of the folder of a prepared log
@@ -100,7 +100,7 @@ def _is_ours(path: Path) -> bool:
 def _describe(folder: Path) -> PreparedLog:
     files: tuple[str, ...] = ()
     with suppress(ValueError, KeyError, TypeError, OSError):  # of an earlier version, or damaged
-        files = tuple(json.loads(read_text(folder / DESCRIPTION))["report"]["files"])
+        files = tuple(parse_json(read_text(folder / DESCRIPTION))["report"]["files"])
     return PreparedLog(
         folder=folder,
         files=files,

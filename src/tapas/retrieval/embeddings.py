@@ -91,6 +91,12 @@ def load_embeddings(path: Path) -> Embeddings:
         raise
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}). Export it again.") from error
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if not all_finite(tensor):
+            raise DataError(
+                f"{name} in {path} contains NaN or inf. The model had diverged: export an earlier "
+                "checkpoint."
+            )
     return Embeddings(weight, bias, keys)
 
 

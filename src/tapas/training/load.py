@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapas.data.splits import split_log
-from tapas.errors import UsageError
+from tapas.errors import DataError, UsageError
 from tapas.retrieval.export_folder import ExportedModel, is_export
 from tapas.retrieval.recommender import Recommender
-from tapas.shapes import check_device
+from tapas.shapes import all_finite, check_device
 from tapas.training.model import SequenceModel
 from tapas.training.run_evaluation import load_model
 from tapas.training.run_folder import RunFolder, open_run
@@ -44,10 +44,22 @@ def load(
         run = open_run(path)
         place = check_device("device", "cpu" if device is None else device)
         model, step = load_model(run, step)
+        _check_finite(model, path, step)
         return RunModel(run, model.to(place), step)
     if step is not None:
         raise UsageError(f"{path} is an export, which has one checkpoint only. Leave step out.")
     return ExportedModel(path, device, trust=trust)
+
+
+def _check_finite(model: SequenceModel, path: Path, step: int) -> None:
+    """Raise DataError for NaN or inf anywhere: a bad row may be in no list, or in all of them."""
+    for name, tensor in model.state_dict().items():
+        is_floats = isinstance(tensor, Tensor) and tensor.is_floating_point()
+        if is_floats and not all_finite(tensor):
+            raise DataError(
+                f"{name} of step {step} in {path} contains NaN or inf. The model has diverged: use "
+                "an earlier step, or train with a lower learning rate."
+            )
 
 
 class RunModel(Recommender):

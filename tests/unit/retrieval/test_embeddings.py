@@ -81,6 +81,17 @@ def test_errors_name_the_bad_input(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_with_nan_are_refused_when_they_are_read(tmp_path, monkeypatch):
+    weight, bias = rows()
+    weight[7, 1] = torch.nan
+    path = tmp_path / "rows.safetensors"
+    with monkeypatch.context() as patch:
+        patch.setattr("tapas.retrieval.embeddings.all_finite", lambda _: True)
+        export_embeddings(path, weight, bias, KEYS)
+    with pytest.raises(DataError, match=r"weight in .*rows\.safetensors contains NaN or inf\. The"):
+        load_embeddings(path)
+
+
 def test_missing_damaged_and_foreign_files_are_refused(tmp_path):
     path = tmp_path / "rows.safetensors"
     with pytest.raises(UsageError, match=r"there is no file .*rows\.safetensors\."):
