@@ -113,6 +113,15 @@ def test_keys_of_another_index_are_not_overwritten_either(run, at):
     assert names(at) == ["a.keys.json", "run"]
 
 
+def test_the_working_directory_is_not_replaced(run, at, monkeypatch):
+    (at / "empty").mkdir()
+    monkeypatch.chdir(at / "empty")
+    assert last_line(invoke("export", "../run", "--to", ".")) == (
+        ". is the working directory, which cannot be replaced. Choose another --to, such as export."
+    )
+    assert names(at / "empty") == []
+
+
 def test_force_replaces_a_whole_folder_and_only_one_that_was_exported(run, at, quick_encoder):
     pytest.importorskip("faiss")
     exported("--to", "shop", "--index", "exact")

@@ -151,6 +151,11 @@ def _check_options(to: Path, index: str | None, recall: float | None) -> None:
 
 def _check_free(to: Path, force: bool) -> None:
     """Refuse to overwrite anything without --force, and with it any folder but an export."""
+    if to.is_dir() and to.samefile(Path.cwd()):
+        raise UsageError(
+            f"{to} is the working directory, which cannot be replaced. Choose another --to, such "
+            f"as {to / 'export'}."
+        )
     if not to.suffix and to.is_dir():
         if not any(to.iterdir()):
             return
