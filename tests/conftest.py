@@ -18,11 +18,17 @@ torch.set_num_threads(1)
 os.environ.pop("COLUMNS", None)  # with -n, readline sets it; output to a pipe is not wrapped
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by a job in the background
 settings.register_profile("full", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("fuzz", deadline=None, max_examples=3000)
 settings.register_profile("quick", settings.get_profile("full"), max_examples=15)
 
 
 def pytest_configure(config):
-    """Run fewer Hypothesis examples when slow tests are deselected."""
+    """Run fewer Hypothesis examples when slow tests are deselected.
+
+    `pytest tests/fuzz --hypothesis-profile=fuzz` runs many, other ones each time.
+    """
+    if config.getoption("--hypothesis-profile") is not None:
+        return
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "full")
 
 

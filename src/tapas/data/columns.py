@@ -16,7 +16,7 @@ from tapas.data.column_words import (
 )
 from tapas.data.csv_layout import Layout
 from tapas.data.source import LogSource
-from tapas.data.times import looks_like_numbers, looks_like_times
+from tapas.data.times import looks_like_numbers, looks_like_times, parse_times
 from tapas.errors import UsageError
 from tapas.phrases import did_you_mean
 
@@ -46,7 +46,11 @@ class Present:
         """All columns with a value of each, for a message."""
         shown = []
         for name in self.names[:MAX_SHOWN]:
-            values = self.sample[name].drop_nulls().head(1).to_list()
+            first = self.sample[name].drop_nulls().head(1)
+            is_time = first.dtype == pl.Date or isinstance(first.dtype, pl.Datetime)
+            if is_time and parse_times(first, self.path).values.null_count():
+                first = first.to_physical()  # Python has no year above 9999
+            values = first.to_list()
             text = str(values[0]) if values else ""
             cut = text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 3]}..."
             shown.append(f"{name or '(no name)'} ({cut!r})" if values else name or "(no name)")

@@ -48,9 +48,14 @@ def normalize_keys(column: pl.Series, path: Path) -> pl.Series:
     if dtype.is_decimal():
         return _integers_from_decimals(column, path)
     if dtype == pl.Binary:  # as some writers of Parquet store text
-        text = column.cast(pl.String, strict=False)
-        dtype = pl.String() if text.null_count() == column.null_count() else dtype
-        column = text if dtype == pl.String else column
+        try:
+            column = column.cast(pl.String)
+        except pl.exceptions.PolarsError:
+            raise DataError(
+                f"{path}: column '{column.name}' has bytes that are not UTF-8 text; expected "
+                "integers or text."
+            ) from None
+        dtype = column.dtype
     if dtype == pl.String or dtype == pl.Categorical or dtype == pl.Enum:
         column = column.cast(pl.String)
         empty = column == ""

@@ -279,10 +279,11 @@ def _valid_rows(
         unread = (missing["time"] & bad & ~_is_empty(raw["time"])).arg_true()
         if len(unread) > MOST * (len(unread) + int(keep.sum())):
             problem = _problem("time", raw["time"], unread[0], source)
+            is_typed = raw["time"].dtype.is_temporal()
             raise DataError(
                 f"{path}, row {unread[0] + 1}: {problem}, as in {len(unread):,} of "
                 f"{frame.rows.height:,} rows, too many to skip. "
-                f"{_cure_of_column(source, present, 'time', is_empty=False)}"
+                f"{_cure_of_column(source, present, 'time', is_typed)}"
             )
     for row in rows.head(MAX_EXAMPLES):
         role = next(role for role in columns if missing[role][row])
@@ -290,8 +291,8 @@ def _valid_rows(
         if not source.skip_bad_rows:
             num_alike = int((missing[role] & bad).sum())
             if num_alike > MOST * (num_alike + int(keep.sum())):
-                is_empty = bool(_is_empty(raw[role])[row])
-                cure = _cure_of_column(source, present, role, is_empty)
+                no_format = bool(_is_empty(raw[role])[row]) or raw[role].dtype.is_temporal()
+                cure = _cure_of_column(source, present, role, no_format)
                 problem += f", as in {num_alike:,} of {frame.rows.height:,} rows"
             else:
                 cure = f"{CURE} ({rows.len():,} found among {frame.rows.height:,} rows)."
@@ -329,9 +330,9 @@ def _problem(role: str, column: pl.Series, row: int, source: LogSource) -> str:
     return f"{column.name} is {column[row]!r}, {wanted}"
 
 
-def _cure_of_column(source: LogSource, present: Present, role: str, is_empty: bool) -> str:
+def _cure_of_column(source: LogSource, present: Present, role: str, no_format: bool) -> str:
     """What to do where most rows have no valid value for `role`."""
-    if role != "time" or is_empty:
+    if role != "time" or no_format:
         return f"Name another column with --{role}. Columns: {present.listed()}."
     if source.time_format is not None:
         return "Correct the format, or name another column with --time."

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from math import isfinite
 from pathlib import Path
 
 import polars as pl
@@ -100,6 +101,7 @@ def read_sample(path: Path, layout: Layout | None = None, num_rows: int = SAMPLE
             raise unreadable(path, error) from None
         return collected(path, frame.head(num_rows))
     columns: dict[str, list[str | None]] = {}
+    first_problem = ""
     for row, line in enumerate(islice(_records(path), num_rows)):
         record, problem = _parse(line)
         if row == 0 and line.lstrip().startswith("["):
@@ -109,10 +111,13 @@ def read_sample(path: Path, layout: Layout | None = None, num_rows: int = SAMPLE
             )
         if record is None and row == 0 and not problem.startswith("not valid"):
             raise DataError(f"{path}, row 1: {problem}. Expected one JSON object on each line.")
+        first_problem = problem if row == 0 else first_problem
         for name, value in (record or {}).items():
             known = columns.setdefault(name, [])
             text = value if isinstance(value, str) or value is None else json.dumps(value)
             known += [None] * (row - len(known)) + [text]
+    if first_problem and not columns:
+        raise DataError(f"{path}, row 1: {first_problem}. Expected one JSON object on each line.")
     length = max(map(len, columns.values()), default=0)
     return pl.DataFrame(
         {name: known + [None] * (length - len(known)) for name, known in columns.items()},
@@ -145,10 +150,12 @@ def read_frame(
     clean, broken, num_rows = _checked_json(path)
     if not broken and rows is not None:
         return Frame(rows, [], False)
-    if not broken:
-        raise DataError(f"{path} cannot be read: {reason}.")
-    _refuse_broken(path, broken, num_rows, skip_bad_rows)
-    return Frame(pl.read_ndjson(clean, schema=texts), broken, False)
+    if broken:
+        _refuse_broken(path, broken, num_rows, skip_bad_rows)
+    try:
+        return Frame(pl.read_ndjson(clean, schema=texts), broken, False)
+    except pl.exceptions.PolarsError:
+        raise DataError(f"{path} cannot be read: {reason}.") from None
 
 
 def _read_csv(path: Path, columns: list[str], skip_bad_rows: bool, layout: Layout) -> Frame:
@@ -234,7 +241,10 @@ def _checked_csv(
         strict=True,
         skipinitialspace=layout.spaces,
     )
-    header = [name.lstrip("\ufeff") for name in next(reader, [])]
+    try:
+        header = [name.lstrip("\ufeff") for name in next(reader, [])]
+    except csv.Error as error:
+        raise DataError(f"{path}, header: {_csv_problem(error)}") from None
     rows: Iterator[list[str]] = reader
     if not layout.header:
         rows, header = chain([header], reader), [str(n + 1) for n in range(len(header))]
@@ -247,12 +257,25 @@ def _checked_csv(
                 broken.append((row, f"{len(values)} values where the header names {len(header)}"))
                 values = [""] * len(header)
             writer.writerow(values[: len(header)])
-    except csv.Error:
-        raise DataError(
-            f"{path}, row {row + 1}: a quote is opened and never closed, so the rows after it "
-            "cannot be separated. Correct the file."
-        ) from None
+    except csv.Error as error:
+        raise DataError(f"{path}, row {row + 1}: {_csv_problem(error)}") from None
     return io.BytesIO(good.getvalue().encode()), broken, row
+
+
+def _csv_problem(error: csv.Error) -> str:
+    if "new-line" in str(error):
+        return (
+            "a carriage return stands within a value without quotes. End lines with \\n or \\r\\n, "
+            "and put such values in quotes."
+        )
+    if "expected after" in str(error):
+        return "a quote ends within a value. Write quotes inside of values twice."
+    if "limit" in str(error):
+        return "a value is longer than 131,072 characters. Is a quote before it never closed?"
+    return (
+        "a quote is opened and never closed, so the rows after it cannot be separated. Correct the "
+        "file."
+    )
 
 
 def _checked_json(path: Path) -> tuple[io.BytesIO, list[tuple[int, str]], int]:
@@ -287,8 +310,11 @@ def _parse(line: str) -> tuple[dict[str, object] | None, str]:
         return None, f"not valid JSON ({error})"
     if not isinstance(record, dict):
         return None, f"a JSON {type(record).__name__} where an object is expected"
+    if any(isinstance(value, float) and not isfinite(value) for value in record.values()):
+        return None, "not valid JSON (a number is NaN, infinite or too large)"
     return record, ""
 
 
 def _records(path: Path) -> Iterator[str]:
-    return (line for line in text_lines(path) if line.strip())
+    lines = (line.removeprefix("\ufeff") for line in text_lines(path))
+    return (line for line in lines if line.strip())

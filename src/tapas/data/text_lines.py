@@ -2,6 +2,7 @@
 
 import codecs
 import gzip
+import zlib
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -29,7 +30,7 @@ def read_start(path: Path) -> tuple[str, list[str]]:
     try:
         with gzip.open(path) if suffix == ".gz" else path.open("rb") as file:
             start = file.read(START_BYTES)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error) from None
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = UTF16
@@ -39,7 +40,10 @@ def read_start(path: Path) -> tuple[str, list[str]]:
             encoding = UTF8
         except UnicodeDecodeError:
             encoding = WINDOWS
-    return encoding, start.decode(encoding, errors="replace").split("\n", NUM_LINES)[:NUM_LINES]
+    lines = start.decode(encoding, errors="replace").split("\n", NUM_LINES)[:NUM_LINES]
+    if "\0" in lines[0]:  # of UTF-16 without a mark, of UTF-32, or no text at all
+        raise _no_text(path)
+    return encoding, lines
 
 
 def text_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:
@@ -64,11 +68,13 @@ def _decoded(path: Path, encoding: str) -> str:
             content = gzip.decompress(content)
         return content.decode(encoding)
     except UnicodeDecodeError:
-        raise DataError(
-            f"{path} is neither UTF-8 nor Windows-1252 text. Save it as UTF-8."
-        ) from None
-    except (OSError, EOFError) as error:
+        raise _no_text(path) from None
+    except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error) from None
+
+
+def _no_text(path: Path) -> DataError:
+    return DataError(f"{path} is neither UTF-8 nor Windows-1252 text. Save it as UTF-8.")
 
 
 def scan(kind: Callable[..., pl.LazyFrame], path: Path, **options: object) -> pl.LazyFrame:
