@@ -45,7 +45,7 @@ class Journal:
         try:
             make_folder(self.path.parent)
             if os.path.lexists(self.path):
-                _drop_after(checked(self.path, most_bytes=MAX_BYTES), resume_at)
+                _drop_after(self.path, resume_at)
             self._file = self.path.open("ab", buffering=0)
             sync(self.path.parent)
         except OSError as error:
@@ -133,7 +133,6 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     path = Path(path)
     if not path.exists():
         raise UsageError(f"{path} does not exist. `tapas train` writes one for each run.")
-    checked(path, most_bytes=MAX_BYTES)
     return [entry for _, entry in _complete_lines(path)]
 
 
@@ -149,7 +148,7 @@ def check_journal(path: Path) -> str:
 
 def _complete_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """All complete lines and what they say; DataError for one that is damaged."""
-    *lines, last = path.read_bytes().split(b"\n")
+    *lines, last = checked(path, most_bytes=MAX_BYTES).read_bytes().split(b"\n")
     found: list[tuple[bytes, dict[str, Any]]] = []
     for number, line in enumerate(lines, start=1):
         try:
