@@ -7,7 +7,12 @@ from typing import Any
 
 from tapas.checksums import parse_json, read_json, with_checksum
 
-LATER = {"run.json": ("id", "files"), "log.json": ("files",), "state.json": ("blocks",)}
+LATER = {
+    "run.json": ("id", "files"),
+    "log.json": ("files",),
+    "state.json": ("blocks",),
+    "export.json": ("files", "encoder"),
+}
 
 
 def flip(file: Path, place: int, bit: int = 0) -> None:

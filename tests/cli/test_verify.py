@@ -101,6 +101,25 @@ def test_a_run_of_an_earlier_version_works_and_what_cannot_be_checked_is_named(r
     assert "damaged" in verdicts(run).values()
 
 
+def test_damage_to_an_export_is_found(run, at):
+    assert invoke("export", run, "--to", "shop").returncode == 0
+    shop, want = at / "shop", answer(at / "shop")
+    assert set(verdicts(shop).values()) == {"whole"}
+    for name in ("embeddings.safetensors", "items.parquet", "encoder.safetensors", "export.json"):
+        content = (shop / name).read_bytes()
+        flip(shop / name, -30)
+        assert verdicts(shop)[name] == "damaged"
+        with pytest.raises(DataError, match=f"{name} is damaged: its checksum differs"):
+            tapas.load(shop)
+        (shop / name).write_bytes(content)
+    flip(shop / "encoder.pt2", 50)  # which is only read if it is trusted
+    assert answer(shop) == want
+    assert invoke("verify", "shop").returncode == 1
+    rewrite(shop / "export.json", lambda record: record.pop("files"))
+    assert answer(shop) == want
+    assert verdicts(shop)["items.parquet"] == "not checked"
+
+
 def test_neither_run_nor_log_is_a_wrong_usage(at):
     done = invoke("verify", "nothing")
     assert done.returncode == 1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import typer
 
+from tapas.checksums import checksum, with_checksum
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.export_readme import export_readme
 from tapas.cli.options import AsJson, OwnMethods, import_methods
@@ -332,17 +333,17 @@ def _folder(
             "exclude_seen": folder.config.loop.exclude_seen,
             "encoder": settings,
         }
+        readme = export_readme(
+            at,
+            numbers,
+            index=written[-1].words if kind else None,
+            has_rare=folder.log.item_keys.rare_id is not None,
+        )
+        (unfinished / "README.txt").write_text(readme, encoding="utf-8")
         about = {"format": EXPORT_FORMAT, "tapas": __version__, "step": at}
-        texts = {
-            EXPORT_RECORD: json.dumps({**about, **numbers, **serving}, indent=1) + "\n",
-            "README.txt": export_readme(
-                at,
-                numbers,
-                index=written[-1].words if kind else None,
-                has_rare=folder.log.item_keys.rare_id is not None,
-            ),
-        }
-        for name, text in texts.items():
-            (unfinished / name).write_text(text, encoding="utf-8")
+        files = {file.name: checksum(file) for file in sorted(unfinished.iterdir())}
+        record = with_checksum({**about, **numbers, **serving, "files": files})
+        text = json.dumps(record, indent=1) + "\n"
+        (unfinished / EXPORT_RECORD).write_text(text, encoding="utf-8")
     said = ["encoder", *(part.words for part in (written[0], *written[2:]))]
     return Written(f"{'; '.join(said)}; README.txt says how to use them", numbers)

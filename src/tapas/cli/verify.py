@@ -14,7 +14,8 @@ from tapas.training.memory_plan import in_units
 
 def verify(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of a prepared log.")
+        Path,
+        typer.Argument(metavar="RUN", help="Folder of a run, of an export, or of a prepared log."),
     ],
     as_json: AsJson = False,
 ) -> None:

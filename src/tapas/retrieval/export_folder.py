@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tapas.checksums import read_json
+from tapas.checksums import Checksum, check_files, is_checksum, read_json
 from tapas.errors import DataError, UsageError
 from tapas.retrieval.embeddings import load_embeddings
 from tapas.retrieval.encoder_export import ExportedEncoder, load_encoder
@@ -21,6 +21,7 @@ from tapas.version import __version__
 
 EXPORT_RECORD, RUN_RECORD = "export.json", "run.json"
 ENCODER_WEIGHTS, ENCODER_PROGRAM = "encoder.safetensors", "encoder.pt2"
+READ = ("embeddings.safetensors", "items.parquet", ENCODER_WEIGHTS)  # by this library
 EXPORT_FORMAT = 1
 
 
@@ -40,7 +41,13 @@ class ExportedModel(Recommender):
     ):
         from tapas.data.vocabulary import Vocabulary
 
-        record = _record(path)
+        record = read_export_record(path)
+        expected = export_checksums(path, record) or {}
+        read = {path / name for name in READ}
+        try:
+            check_files({file: each for file, each in expected.items() if file in read})
+        except DataError as error:
+            raise DataError(f"{error} Export the run again.") from None
         rows = load_embeddings(_file(path / "embeddings.safetensors"))
         keys = Vocabulary.load(_file(path / "items.parquet"), kind="item")
         if len(keys) != len(rows.weight):
@@ -108,7 +115,8 @@ def _file(path: Path) -> Path:
         ) from error
 
 
-def _record(path: Path) -> dict[str, Any]:
+def read_export_record(path: Path) -> dict[str, Any]:
+    """The content of export.json; DataError if it is damaged, UsageError if it is newer."""
     record = read_json(path / EXPORT_RECORD)
     found = record.get("format")
     if type(found) is not int or found < 1:
@@ -124,3 +132,13 @@ def _record(path: Path) -> dict[str, Any]:
             f"up to {EXPORT_FORMAT}. Upgrade tapas-softmax."
         )
     return record
+
+
+def export_checksums(path: Path, record: dict[str, Any]) -> dict[Path, Checksum] | None:
+    """The checksums of the files of an export; None if an earlier version wrote it."""
+    files = record.get("files")
+    if files is None:
+        return None
+    if not isinstance(files, dict) or not all(map(is_checksum, files.values())):
+        raise DataError(f"{path / EXPORT_RECORD} is damaged: it is not the JSON that was saved.")
+    return {path / Path(name).name: each for name, each in files.items()}

@@ -11,6 +11,12 @@ from tapas.checkpoints.folder import CheckpointFolder
 from tapas.checksums import Checksum, check_text, find_damage, has_checksum, read_json
 from tapas.data.event_log import DESCRIPTION, EventLog, log_checksums, read_description
 from tapas.errors import DataError, TapasError
+from tapas.retrieval.export_folder import (
+    EXPORT_RECORD,
+    export_checksums,
+    is_export,
+    read_export_record,
+)
 from tapas.stored_file import read_text
 from tapas.training.journal import JOURNAL, check_journal
 from tapas.training.run_folder import (
@@ -49,14 +55,15 @@ class Part:
 def check_run(
     path: Path, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[Part]:
-    """Read all of the run in `path`, or of a prepared log, and compare it with its checksums.
+    """Read all of the run in `path`, an export or a prepared log, and compare it with checksums.
 
-    `on_progress(done, total)` is called with numbers of bytes. Raises UsageError if neither a run
-    nor a log is there.
+    `on_progress(done, total)` is called with numbers of bytes. Raises UsageError if none is there.
     """
     files: dict[Path, tuple[Part, Checksum]] = {}
     if (path / DESCRIPTION).exists() and not (path / RECORD).exists():
         parts = [_log(path, path, {}, files)]
+    elif is_export(path):
+        parts = _export(path, files)
     else:
         parts = _run(path, files)
     expected = {file: checksum for file, (_, checksum) in files.items()}
@@ -121,6 +128,21 @@ def _run(path: Path, files: dict[Path, tuple[Part, Checksum]]) -> list[Part]:
     if not any(part.problems for part in parts):  # or files of a damaged part are unknown
         parts += [_other(file, path) for file in sorted(others)]
     return parts
+
+
+def _export(path: Path, files: dict[Path, tuple[Part, Checksum]]) -> list[Part]:
+    parts = {file: _sized(file.name, file) for file in _entries(path)}
+    try:
+        checksums = export_checksums(path, read_export_record(path))
+    except TapasError as error:
+        parts[path / EXPORT_RECORD].problems.append(str(error))
+        checksums = None
+    for file, checksum in (checksums or {}).items():
+        files[file] = parts.setdefault(file, Part(file.name)), checksum
+    for file, part in parts.items():
+        if file.name != EXPORT_RECORD and file not in files:
+            part.unchecked = EARLIER if checksums is None else "no part of the export"
+    return list(parts.values())
 
 
 def _log(
