@@ -72,8 +72,7 @@ def check_device(name: str, device: torch.device | str | None) -> torch.device:
     """`device`, by default torch's, or raise UsageError if torch cannot use it here."""
     try:
         found = torch.get_default_device() if device is None else torch.device(device)
-        if torch.empty(1, device=found).is_meta:
-            raise RuntimeError("meta tensors have no data")
+        torch.empty(1, device=found)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UsageError(

@@ -169,6 +169,8 @@ class LoopConfig:
         within("loop.checkpoint_seconds", self.checkpoint_seconds, 0, 1e9)
         within("loop.peer_seconds", self.peer_seconds, 0.1, 1e6)
         one_of("loop.precision", self.precision, ("float32", "bfloat16"))
+        if self.device.startswith("meta"):
+            raise UsageError("loop.device is 'meta', whose tensors have no data. Try 'cpu'.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -96,3 +96,8 @@ def test_the_plan_refuses_before_an_encoder_is_allocated(model, data, monkeypatc
 def test_all_settings_are_in_the_table():
     assert {section for section, _, _ in SETTINGS} == {field.name for field in fields(TrainConfig)}
     assert len(SETTINGS) > 50 + len(fields(HeadConfig))
+
+
+def test_nothing_is_trained_on_meta_tensors():
+    with pytest.raises(UsageError, match=r"loop\.device is 'meta', whose tensors have no data\."):
+        build_config(BASE, {"loop": {"device": "meta"}})
