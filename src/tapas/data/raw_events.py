@@ -269,8 +269,12 @@ def _valid_rows(
     keep = ~missing.select(pl.any_horizontal(pl.all())).to_series()
     bad = ~keep
     if not frame.typed:  # an empty row is a blank line, or a broken row counted above
-        empty = [column.is_null().alias(role) for role, column in raw.items()]
-        bad &= ~pl.DataFrame(empty).select(pl.all_horizontal(pl.all())).to_series()
+        nulls = [column.is_null().alias(role) for role, column in raw.items()]
+        empty = pl.DataFrame(nulls).select(pl.all_horizontal(pl.all())).to_series()
+        bad &= ~empty
+        num_empty = int(empty.sum()) - len(frame.broken)
+        if num_empty > 0:
+            tally.notes += (f"left out {counted(num_empty, 'empty row')} of {path}",)
     if chosen is not None:
         keep &= chosen
         bad &= chosen

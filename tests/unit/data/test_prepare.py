@@ -229,3 +229,11 @@ def test_a_preparation_at_work_stays_whatever_the_clock_says_and_a_dead_one_is_r
         os.utime(at_work, (0, 0))
         log = prepare_log(small(tmp_path), cache)
         assert set(cache.iterdir()) == {at_work, log.folder}
+
+
+def test_empty_rows_are_left_out_and_counted(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("user,item,time\n1,2,3\n,,\n1,3,4\n,,\n2,2,5\n")
+    log = prepare_log(LogSource(files=(str(file),)), tmp_path / "cache")
+    assert log.num_events == 3
+    assert f"left out 2 empty rows of {file}" in log.report["notes"]
