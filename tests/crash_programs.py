@@ -14,6 +14,7 @@ from tapas import atomic_file
 from tapas.atomic_file import OutputFolder, atomic_write
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.cli.export import _unfinished
+from tapas.comparison.ledger import Ledger
 from tapas.data import prepare as prepare_module
 from tapas.data.cache import prepared_logs, remove
 from tapas.data.event_log import EventLog, write_log
@@ -236,7 +237,23 @@ def check_files(at: Path, succeeded: bool) -> None:
     assert names(at / "results") == ["a", "b", "c.txt"]
 
 
+def add_result(at: Path) -> None:
+    try:
+        Ledger(at / "study" / "results.jsonl").add({"key": "a"})
+    except OSError as error:  # reported by the command
+        raise UsageError(f"{error}.") from None
+
+
+def check_result(at: Path, succeeded: bool) -> None:
+    """A line cut short is skipped, and its run repeated."""
+    file = at / "study" / "results.jsonl"
+    assert list(Ledger(file).results) == ["a"] or not succeeded
+    Ledger(file).add({"key": "b"})
+    assert "b" in Ledger(file).results
+
+
 PROGRAMS = {
+    "add a result": Program(lambda at: None, add_result, check_result),
     "create a run": Program(make_log, create, check_run),
     "create a run in an empty folder": Program(make_log_and_folder, create, check_run),
     "save checkpoints": Program(save_three, save_again, check_checkpoints),

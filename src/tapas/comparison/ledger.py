@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from tapas.atomic_file import make_folder, sync
 from tapas.errors import DataError
 from tapas.given_file import check_given
 from tapas.interruptions import defer_signals
@@ -55,12 +56,15 @@ class Ledger:
 
     def add(self, result: Result) -> None:
         """Append one line and flush it to disk."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        complete = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
+        make_folder(self.path.parent)
+        is_new = not self.path.exists()
+        complete = is_new or self.path.read_bytes()[-1:] in (b"", b"\n")
         with defer_signals(), self.path.open("a") as file:
             file.write(("" if complete else "\n") + json.dumps(result) + "\n")
             file.flush()
             os.fsync(file.fileno())
+            if is_new:
+                sync(self.path.parent)
             self.results[result["key"]] = result
 
 

@@ -70,8 +70,9 @@ def prepare_log(
             write_log(unfinished, arrays, vocabularies, report)
     except (OSError, pl.exceptions.PolarsError) as error:
         if not (folder / DESCRIPTION).exists():  # or another process was faster
+            words = getattr(error, "strerror", None) or error  # without unfinished paths
             raise UsageError(
-                f"the prepared log could not be written to {cache}: {error}. It needs about "
+                f"the prepared log could not be written to {cache}: {words}. It needs about "
                 f"{num_bytes / 1e6:,.0f} MB; nothing unfinished was left behind. Free some space "
                 "or name another folder."
             ) from error
