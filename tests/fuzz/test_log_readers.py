@@ -196,6 +196,11 @@ FINDINGS = {  # of the tests above: file name, content, what is said
         "a.csv, header: a carriage return stands within a value without quotes. End lines with \\n "
         "or \\r\\n, and put such values in quotes.",
     ),
+    "lines of old Macs": (
+        "a.csv",
+        LOG.replace("\n", "\r").encode(),
+        "a.csv ends its lines with carriage returns alone. Save it with line ends \\n or \\r\\n.",
+    ),
     "a quote": (
         "a.csv",
         b'user,item\n"a"x,1\n',
@@ -253,6 +258,12 @@ def test_findings_are_one_sentence(tmp_path, monkeypatch, name):
     Path(file).write_bytes(content)
     with raises_text(words, DataError):
         read_events(LogSource(files=(file,)), lambda text: None)
+
+
+def test_blank_lines_before_a_header_may_end_with_carriage_returns(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"\r\ruser,item,time\r\n\x80,1,5\r\n")
+    assert read(path) == [("€", 1, 5)]
 
 
 def test_json_lines_may_begin_with_a_mark(tmp_path):

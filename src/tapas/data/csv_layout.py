@@ -35,6 +35,11 @@ def find_layout(path: Path, separator: str | None = None, *, no_header: bool = F
     if num_skipped is None:
         raise DataError(f"{path} is empty. Leave it out.")
     first = lines[num_skipped]
+    if len(lines) == 1 and "\r" in first:
+        raise DataError(
+            f"{path} ends its lines with carriage returns alone. Save it with line ends \\n or "
+            "\\r\\n."
+        )
     declared = re.fullmatch(r"sep=(.)\s*", first, re.IGNORECASE)
     if declared:
         num_skipped += 1

@@ -262,13 +262,13 @@ def _notes(
     ways = [(int(rows.sum()), rows.arg_true()) for rows in kinds if rows.any()]
     if len(ways) > 1:
         shown = [f"{num:,} as '{column[int(rows[0])]}'" for num, rows in ways]
-        notes.append(f"{column.name} is written in {len(ways)} ways in {path}: {', '.join(shown)}")
+        notes.append(f"times are written in {len(ways)} ways in {path}: {', '.join(shown)}")
     zoned = int(column.str.contains(ZONE).filter(times.is_not_null()).sum())
     num_times = len(times) - times.null_count()
     if 0 < zoned < num_times:
         notes.append(
-            f"{column.name} has a time zone in {zoned:,} of {num_times:,} rows of {path}; the "
-            "others are read as UTC"
+            f"{zoned:,} of {num_times:,} times in {path} have a time zone; the others are read as "
+            "UTC"
         )
     return tuple(notes)
 

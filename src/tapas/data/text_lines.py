@@ -40,7 +40,9 @@ def read_start(path: Path) -> tuple[str, list[str]]:
             encoding = UTF8
         except UnicodeDecodeError:
             encoding = WINDOWS
-    lines = start.decode(encoding, errors="replace").split("\n", NUM_LINES)[:NUM_LINES]
+    text = start.decode(encoding, errors="replace")
+    text = text if encoding == UTF8 else _with_line_feeds(text)
+    lines = text.split("\n", NUM_LINES)[:NUM_LINES]
     if "\0" in lines[0]:  # of UTF-16 without a mark, of UTF-32, or no text at all
         raise _no_text(path)
     return encoding, lines
@@ -49,7 +51,7 @@ def read_start(path: Path) -> tuple[str, list[str]]:
 def text_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:
     """The lines of a file without their ends; UTF-8 is read in blocks, others as a whole."""
     if encoding != UTF8:
-        text = _decoded(path, encoding).replace("\r\n", "\n").replace("\r", "\n")
+        text = _with_line_feeds(_decoded(path, encoding))
         yield from text.removesuffix("\n").split("\n")
         return
     start, size = 0, 1000
@@ -59,6 +61,10 @@ def text_lines(path: Path, encoding: str = UTF8) -> Iterator[str]:
         if block.height < size:
             return
         start, size = start + size, min(16 * size, 1 << 22)
+
+
+def _with_line_feeds(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _decoded(path: Path, encoding: str) -> str:

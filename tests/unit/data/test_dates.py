@@ -204,8 +204,8 @@ def test_files_of_a_log_that_disagree_are_refused(tmp_path):
 def test_dates_that_are_written_in_several_ways_or_zones_are_told(tmp_path):
     files = log(tmp_path, a=["2021-01-13 10:00", "2021-01-13 10:00:00Z", "13/1/2021", "1/1/2021"])
     assert events(files).report["reading_notes"] == [
-        "date is written in 2 ways in a.csv: 2 as '2021-01-13 10:00', 2 as '13/1/2021'",
-        "date has a time zone in 1 of 4 rows of a.csv; the others are read as UTC",
+        "times are written in 2 ways in a.csv: 2 as '2021-01-13 10:00', 2 as '13/1/2021'",
+        "1 of 4 times in a.csv have a time zone; the others are read as UTC",
     ]
 
 
