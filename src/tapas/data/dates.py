@@ -44,7 +44,7 @@ WITH_NAMED_MONTHS = (
 
 
 class UnclearDatesError(DataError):
-    """Dates that can be read in two ways. `problem` is the message without its cure."""
+    """Dates that can be read in two ways, or in none. `problem` is the message without its cure."""
 
     def __init__(self, problem: str, cure: str):
         super().__init__(f"{problem} {cure}")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tapas.data.column_words import is_event_type
 from tapas.data.columns import Present, resolve_columns
-from tapas.data.dates import ORDERS
+from tapas.data.dates import ORDERS, UnclearDatesError
 from tapas.data.keys import CodedKeys, code_keys, normalize_keys
 from tapas.data.readers import (
     CURE,
@@ -284,10 +284,10 @@ def _valid_rows(
         if len(unread) > MOST * (len(unread) + int(keep.sum())):
             problem = _problem("time", raw["time"], unread[0], source)
             is_typed = raw["time"].dtype.is_temporal()
-            raise DataError(
+            raise UnclearDatesError(
                 f"{path}, row {unread[0] + 1}: {problem}, as in {len(unread):,} of "
-                f"{frame.rows.height:,} rows, too many to skip. "
-                f"{_cure_of_column(source, present, 'time', is_typed)}"
+                f"{frame.rows.height:,} rows, too many to skip.",
+                _cure_of_column(source, present, "time", is_typed),
             )
     for row in rows.head(MAX_EXAMPLES):
         role = next(role for role in columns if missing[role][row])

@@ -216,9 +216,6 @@ REFUSED = [  # what is awkward, file name, content, options, error
      "a.csv: when is '01-02-24 10:30' in row 1, and no row shows whether the day or the "
      "month comes first. Say so with --time-format '%d-%m-%y %H:%M' (2024-02-01) or "
      "'%m-%d-%y %H:%M' (2024-01-02)."),
-    ("two conventions", "a.csv", "user,item,date\n1,2,1/15/2024\n1,3,15/1/2024\n", {},
-     "a.csv: date has the day first in 1 row ('15/1/2024' in row 2) and the month first in 1 "
-     "('1/15/2024' in row 1). Correct the file: no format fits both."),
     ("dates of another kind", "a.csv", "user,item,date\n1,2,Q1/2024\n1,3,Q2/2024\n", {},
      "a.csv, row 1: date is 'Q1/2024', not a time, as in 2 of 2 rows. Name their format, "
      "as in --time-format '%m/%d/%Y %H:%M', or another column with --time. Read without a "

@@ -18,6 +18,7 @@ from tapas.data.histories import (
     read_keys,
 )
 from tapas.data.prepare import prepare_log
+from tapas.data.python_histories import parse_given
 from tapas.data.source import LogSource
 from tapas.data.vocabulary import Vocabulary
 
@@ -205,6 +206,31 @@ def test_columns_that_are_named_come_before_those_of_the_log(tmp_path):
     known = LogSource(files=("old.csv",), user="user", item="item")
     columns = {"item": "sku"}
     assert rows(read_histories(file, columns, WORDS, lambda words: None, known)) == {"x": [0]}
+
+
+def test_dates_of_a_history_are_in_the_order_of_the_log_or_refused(tmp_path):
+    file = tmp_path / "new.csv"
+    file.write_text("user,item,time\nx,a,1.3.2021\nx,b,3.1.2021\n")
+    for order, want in (("day first", [0, 1]), ("month first", [1, 0])):
+        found = read_histories(file, {}, WORDS, lambda words: None, order=order)
+        assert rows(found) == {"x": want}
+    words = (
+        f"{file}: time is '1.3.2021' in row 1, and no row shows whether the day or the month comes "
+        "first. Write dates as 2024-01-31."
+    )
+    with raises_text(words, DataError):
+        read_histories(file, {}, WORDS, lambda words: None)
+    frame = pl.DataFrame({"user": ["x"] * 2, "item": ["a", "b"], "time": ["1.3.2021", "3.1.2021"]})
+    assert rows(parse_given(frame, WORDS, order="day first").histories) == {"x": [0, 1]}
+    with raises_text(words.replace(str(file), "the DataFrame"), DataError):
+        parse_given(frame, WORDS)
+    file.write_text("user,item,time\nx,a,soon\nx,b,later\nx,b,2021-01-31\n")
+    words = (
+        f"{file}, row 1: time is 'soon', not a time, as in 2 of 3 rows, too many to skip. Write "
+        "dates as 2024-01-31."
+    )
+    with raises_text(words, DataError):
+        read_histories(file, {}, WORDS, lambda words: None)
 
 
 def test_keys_of_other_types_are_refused():
