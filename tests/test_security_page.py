@@ -62,15 +62,48 @@ TESTS = {
         (HOSTILE, "test_items_out_of_range_are_refused_even_with_right_checksums"),
     ],
     "S8": [(HOSTILE, "test_every_file_of_a_run_may_be_anything")],
-    "S9": [("distributed/test_ray_peers.py", "test_only_this_machine_can_reach_the_session")],
+    "S9": [
+        ("unit/data/test_local_files.py", "test_no_call_of_polars_takes_a_path_for_a_pattern"),
+        (
+            "unit/data/test_local_files.py",
+            "test_a_log_that_exists_is_no_pattern_and_a_saved_one_never_is",
+        ),
+        ("cli/test_names.py", "test_a_name_is_a_name_in_every_path"),
+        ("cli/test_names.py", "test_a_key_is_a_key_in_every_option"),
+        ("cli/test_terminal.py", "test_all_output_of_commands_goes_through_one_file"),
+    ],
     "S10": [
+        ("cli/test_verify.py", "test_random_damage_is_found_or_changes_nothing"),
+        ("cli/test_verify.py", "test_damage_to_an_export_is_found"),
+        (
+            "unit/test_checksums.py",
+            "test_a_small_file_is_always_checked_in_full_and_of_a_large_one_ends_and_a_sample",
+        ),
+        (
+            "unit/training/test_run_folder.py",
+            "test_changed_settings_are_refused_until_their_checksum_is_deleted",
+        ),
+    ],
+    "S11": [
+        ("unit/test_atomic_file.py", "test_a_private_folder_is_private_and_gone_afterwards"),
+        (
+            "unit/test_atomic_file.py",
+            "test_links_under_names_that_could_be_guessed_are_not_followed",
+        ),
+        (
+            "unit/test_atomic_file.py",
+            "test_leftovers_of_the_same_target_are_removed_and_nothing_else",
+        ),
+    ],
+    "S12": [("distributed/test_ray_peers.py", "test_only_this_machine_can_reach_the_session")],
+    "S13": [
         ("distributed/test_ray_peers.py", "test_a_client_without_the_token_is_refused"),
         (
             "distributed/test_ray_peers.py",
             "test_the_token_and_the_sockets_are_private_to_this_user",
         ),
     ],
-    "S11": [
+    "S14": [
         ("distributed/test_ray_peers.py", "test_a_client_without_the_token_is_refused"),
         (
             "unit/servers/test_ray_cluster.py",
