@@ -239,7 +239,7 @@ def check_files(at: Path, succeeded: bool) -> None:
 
 def add_result(at: Path) -> None:
     try:
-        Ledger(at / "study" / "results.jsonl").add({"key": "a"})
+        Ledger(at / "study" / "results.jsonl").add({"key": "a", "run": {}})
     except OSError as error:  # reported by the command
         raise UsageError(f"{error}.") from None
 
@@ -248,7 +248,7 @@ def check_result(at: Path, succeeded: bool) -> None:
     """A line cut short is skipped, and its run repeated."""
     file = at / "study" / "results.jsonl"
     assert list(Ledger(file).results) == ["a"] or not succeeded
-    Ledger(file).add({"key": "b"})
+    Ledger(file).add({"key": "b", "run": {}})
     assert "b" in Ledger(file).results
 
 
