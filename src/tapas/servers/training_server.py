@@ -7,34 +7,29 @@ import torch
 
 from tapas.atomic_file import atomic_write
 from tapas.checkpoints.rows import TableRows, WriteFailed, Written, write_rows
-from tapas.checksums import read_json, with_checksum
+from tapas.checksums import with_checksum
 from tapas.data.splits import split_log
 from tapas.errors import DataError
 from tapas.servers.messages import Version
 from tapas.servers.row_server import RowServer
 from tapas.tables.shard import Shard
 from tapas.training.build import bias_from_counts, table_specs
-from tapas.training.run_folder import RunFolder, open_run
-
-FILE = "restore.json"
+from tapas.training.run_folder import RESTORE, RunFolder, open_run, read_restore_point
 
 
 def restore_point(run: Path) -> int | None:
     """The step of the checkpoint from which servers start; None for the start of the run."""
-    file = run / FILE
+    file = run / RESTORE
     if not file.exists():
         return None
     try:
-        step = read_json(file)["step"]
-        return None if step is None else int(step)
+        return read_restore_point(file)
     except DataError as error:
         raise DataError(f"{error} Continue with --resume.") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} is damaged: {error}. Continue with --resume.") from error
 
 
 def set_restore_point(run: Path, step: int | None) -> None:
-    with atomic_write(run / FILE) as unfinished:
+    with atomic_write(run / RESTORE) as unfinished:
         unfinished.write_text(json.dumps(with_checksum({"step": step})) + "\n", encoding="utf-8")
 
 

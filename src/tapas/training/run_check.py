@@ -8,7 +8,7 @@ from tapas.atomic_file import is_private
 from tapas.checkpoints.describe import CHECKPOINTS
 from tapas.checkpoints.files import STATE, checkpoint_files, complete_in, read_record
 from tapas.checkpoints.folder import CheckpointFolder
-from tapas.checksums import Checksum, check_text, find_damage, has_checksum, read_json
+from tapas.checksums import Checksum, check_text, find_damage, has_checksum
 from tapas.data.event_log import DESCRIPTION, EventLog, log_checksums, read_description
 from tapas.errors import DataError, TapasError
 from tapas.retrieval.export_folder import (
@@ -23,14 +23,16 @@ from tapas.training.run_folder import (
     CONFIG,
     LOG,
     RECORD,
+    RESTORE,
     best_step,
     log_cure,
     read_config,
+    read_restore_point,
     read_run_record,
 )
 
 EARLIER = "no checksum, as an earlier version wrote it"
-RESTORE, TENSORBOARD = "restore.json", "tensorboard"
+TENSORBOARD = "tensorboard"
 KNOWN = {RECORD, CONFIG, LOG, CHECKPOINTS, JOURNAL, RESTORE, TENSORBOARD}
 
 
@@ -113,7 +115,7 @@ def _run(path: Path, files: dict[Path, tuple[Part, Checksum]]) -> list[Part]:
     if (path / RESTORE).exists():
         parts.append(part := _sized(RESTORE, path / RESTORE))
         try:
-            read_json(path / RESTORE)
+            read_restore_point(path / RESTORE)
         except TapasError as error:
             part.problems.append(f"{error} The next `tapas train --resume` writes it again.")
     others = [file for file in path.iterdir() if file.name not in KNOWN]

@@ -63,6 +63,7 @@ from tapas.version import __version__
 FORMAT = 1
 MOST_THREADS = 1024  # OpenMP crashes with many more
 RECORD, CONFIG, LOG = "run.json", "config.toml", "log"
+RESTORE = "restore.json"
 LOG_RECORD = f"{LOG}/{DESCRIPTION}"
 UNFINISHED = "run"  # its name in a private folder
 
@@ -306,6 +307,14 @@ def read_config(path: Path, id: str) -> dict[str, Any]:
             f"{file} is damaged: it names no log. Restore it from another copy of the run."
         )
     return tables
+
+
+def read_restore_point(file: Path) -> int | None:
+    """The step in restore.json, None for the start of the run; DataError if it is damaged."""
+    step = read_json(file).get("step", -1)
+    if step is not None and (type(step) is not int or step < 0):
+        raise DataError(f"{file} is damaged: it is not the JSON that was saved.")
+    return step
 
 
 def best_step(checkpoints: CheckpointFolder) -> int | None:
