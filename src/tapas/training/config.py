@@ -282,6 +282,8 @@ def build_config(*layers: Mapping[str, Mapping[str, JSON]]) -> TrainConfig:
             for name, value in table.items():
                 choice(f"name in [{section}]", name, known, RENAMED.get(section))
                 merged[section][name] = _typed(f"{section}.{name}", value, known[name].type)
+    if "files" not in merged["log"]:
+        raise UsageError("log.files is missing: name the files of the log.")
     head = HeadConfig.of(**merged.pop("head"))
     return TrainConfig(head=head, **{name: _TYPES[name](**t) for name, t in merged.items()})
 

@@ -158,3 +158,8 @@ def test_a_method_or_split_on_the_command_line_replaces_that_of_a_file_with_its_
     assert without_replaced(tables, other) == tables | {"split": {"kind": "time", "seed": 1}}
     for layer in ({}, {"split": {"kind": "time"}}, {"split": {"test": 0.3}}):
         assert without_replaced(tables, layer) == tables
+
+
+def test_settings_without_a_log_are_refused():
+    with pytest.raises(UsageError, match=r"^log\.files is missing: name the files of the log\.$"):
+        build_config({"model": {"dim": 4}})
