@@ -1,6 +1,7 @@
 # make demo    set up and run the main job end to end
 # make test    set up and run everything CI runs
 # make check   the quick part: style, types, tests that take no time
+# make fuzz    attack every reader for an hour, or FUZZ_MINUTES; goes on where it was stopped
 # make bench   measure, every question is one file in benchmarks/, and write its page: half an hour
 # make figures run what is missing of the paper's synthetic experiments, draw all, judge every claim
 # make evidence DATA=folder   the same for the experiments on real data (docs/evidence.md): hours
@@ -11,7 +12,9 @@ READY := $(VENV)/.ready
 
 STUDIES := figure-1 figure-2 pool-size temperature figure-1-priority figure-2-priority shards
 
-.PHONY: demo test check lint bench figures evidence clean
+FUZZ_MINUTES := 60
+
+.PHONY: demo test check lint fuzz bench figures evidence clean
 
 demo: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,demo]" \
@@ -29,6 +32,13 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+fuzz: $(READY)
+	end=$$(( $$(date +%s) + 60 * $(FUZZ_MINUTES) )); \
+	PYTHONPATH=tests:. $(BIN)/python -m fuzz.attack --seed $$end || exit 1; \
+	while [ $$(date +%s) -lt $$end ]; do \
+	  nice $(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz || exit 1; \
+	done
 
 bench: $(READY)
 	@start=$$(date +%s); failed=; \

@@ -49,7 +49,7 @@ def commands(run: Path) -> list[Case]:
         Case(["evaluate", run], ""),
         Case(["similar", run, "--item", ITEM], ""),
         Case(["export", run, "--to", run.parent / "export"], "", out="export"),
-        Case(["train", "--resume", run, "--steps", 6], "", out="run/checkpoints/step-00000006"),
+        Case(["train", "--resume", run, "--step", 2], "", out="run/checkpoints/step-00000004"),
         Case(["checkpoint", "info", run], ""),
         Case(["verify", run], ""),
         Case(["cite", run], ""),
