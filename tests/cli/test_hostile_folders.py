@@ -344,7 +344,7 @@ def test_a_file_that_no_checksum_covers_is_not_read(run):
 
 @pytest.mark.parametrize(
     ("section", "name", "value"),
-    [("model", "dim", 10**9), ("model", "layers", 10**9), ("model", "dim", 5)],
+    [("model", "dim", 10**9), ("model", "layers", 1000), ("model", "dim", 5)],
 )
 def test_sizes_that_the_checkpoint_does_not_have_are_refused(run, section, name, value):
     lines = (run / "config.toml").read_text().splitlines()

@@ -45,7 +45,7 @@ def raise_crash():
 STEP_OF = {  # the step of a call, from its arguments
     "push": lambda args: args[1],
     "step": lambda args: args[0],
-    "save": lambda args: int(re.search(r"\.step-0*(\d+)", Path(args[0]).name)[1]),
+    "save": lambda args: int(re.search(r"\.step-0*(\d+)", Path(args[0]).parent.name)[1]),
 }
 
 

@@ -397,7 +397,8 @@ def test_starting_a_peer_has_a_time_limit(session, folder):
         RayPeers.start("clerk", [partial(slow_to_build, str(folder), 60)], start_seconds=0.5)
 
 
-def test_a_factory_that_fails_is_an_error_with_its_cause(session):
+def test_a_factory_that_fails_is_an_error_with_its_cause(session, monkeypatch):
+    monkeypatch.setattr(ray_peers.signal, "signal", lambda *_: None)  # this process keeps Ctrl-C
     with pytest.raises(UsageError) as caught:
         RayPeers.start("clerk", [partial(fails_to_build, "ours")])
     assert str(caught.value) == "no rows."
