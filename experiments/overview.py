@@ -1,7 +1,7 @@
 """Reads the folders of results and lists the verdict on every claim of the paper."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 from experiments.claims import Claim, claims_table
 from experiments.options import QUICK_FOLDER
@@ -17,6 +17,7 @@ from experiments.system.claims import check_system_claims
 from tapas.atomic_file import OutputFolder
 from tapas.comparison.ledger import Ledger
 from tapas.errors import DataError, UsageError
+from tapas.json_toml import parse_json
 
 REAL_RUNS = "real-data"
 PACES = Path("table-1") / "pace.json"
@@ -35,8 +36,17 @@ def read_studies(out: Path) -> StudyResults:
         if (out / name / "results.jsonl").exists():
             studies[name] = (study, study_ledger(out, study))
     cost = out / "figure-2" / "gradient_cost.json"
-    measured = json.loads(cost.read_text()) if cost.exists() else None
-    return StudyResults(studies, measured)
+    return StudyResults(studies, _measured(cost) if cost.exists() else None)
+
+
+def _measured(path: Path) -> Any:
+    try:
+        return parse_json(path.read_bytes())
+    except ValueError as error:
+        raise DataError(
+            f"{path} is not what `python -m experiments figure-2` writes ({error}). Restore it "
+            "from another copy, or move it away."
+        ) from error
 
 
 def real_ledger(out: Path, name: str) -> Ledger:
@@ -74,7 +84,7 @@ def read_paces(out: Path) -> dict[str, list[Pace]]:
                 )
                 for pace in paces
             ]
-            for name, paces in json.loads(path.read_text()).items()
+            for name, paces in parse_json(path.read_bytes()).items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from forked import Forked
 from fuzz.mutations import HOSTILE, changed_header, changed_json, damaged, json_text
 from fuzz.readers import seal
 from oracle.command_line import ENVIRONMENT, TINY, chain
+from ranks import CONTEXT, PRELOAD
 
 SECONDS = 90  # until a command hangs; the machine may be busy
 OUTCOMES = ("result", "one sentence", "traceback", "hang", "silent change")
@@ -279,8 +281,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     for name, number in (("runs", 500), ("logs", 300), ("settings", 200), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=number)
-    parser.add_argument("--only")
+    parser.add_argument("--only", help='such as "run 17"')
+    parser.add_argument("--minutes", type=float, default=60, help="stop after so many")
     options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
+    CONTEXT.set_forkserver_preload([*PRELOAD, "oracle.command_line"])  # imported only once
     os.nice(10)
     home = Path(tempfile.mkdtemp(prefix="attack-"))
     attacks = {
@@ -293,21 +298,25 @@ def main() -> None:
         case, found, done = attacks[kind][0].attack(random.Random(f"{options.seed} {options.only}"))
         print(case, found, done, f"Files: {home}", sep="\n")
         return
-    bad = 0
+    cases = [(kind, place) for kind, (_, number) in attacks.items() for place in range(number)]
+    cases.sort(key=lambda case: case[1] / attacks[case[0]][1])  # all kinds in turn
+    counts = {kind: Counter[str]() for kind in attacks}
+    for kind, place in cases:
+        if time.monotonic() > end:
+            break
+        draw = random.Random(f"{options.seed} {kind} {place}")
+        case, found, done = attacks[kind][0].attack(draw)
+        counts[kind][found] += 1
+        if found in OUTCOMES[2:]:
+            last = (done.stderr.strip().splitlines() or [""])[-1][:300] if done else ""
+            words = " ".join(map(str, case.words))[:300]
+            print(f"{found}: --only '{kind} {place}': {case.done}: {words}: {last}",
+                  file=sys.stderr, flush=True)  # fmt: skip
     print("| attack | number | " + " | ".join(OUTCOMES) + " |\n|---|" + "--:|" * 6)
-    for kind, (attack, number) in attacks.items():
-        counts: Counter[str] = Counter()
-        for place in range(number):
-            case, found, done = attack.attack(random.Random(f"{options.seed} {kind} {place}"))
-            counts[found] += 1
-            if found in OUTCOMES[2:]:
-                last = (done.stderr.strip().splitlines() or [""])[-1][:300] if done else ""
-                words = " ".join(map(str, case.words))[:300]
-                print(f"{found}: --only '{kind} {place}': {case.done}: {words}: {last}",
-                      file=sys.stderr, flush=True)  # fmt: skip
-                bad += 1
-        cells = [str(counts[name]) for name in OUTCOMES]
-        print(f"| {kind}s | {number} | {' | '.join(cells)} |", flush=True)
+    for kind, found in counts.items():
+        cells = [str(found[name]) for name in OUTCOMES]
+        print(f"| {kind}s | {found.total()} | {' | '.join(cells)} |")
+    bad = sum(found[name] for found in counts.values() for name in OUTCOMES[2:])
     shutil.rmtree(home)
     raise SystemExit(bad > 0)
 

@@ -305,13 +305,14 @@ def describe_duration(config: CompareConfig, workers: int) -> str:
 
 def _report(out: Path, as_json: bool, show_all: bool) -> None:
     from tapas.comparison.report import as_document, write_report
-    from tapas.comparison.results import read_comparison
+    from tapas.comparison.results import read_comparison, refuse_damaged
 
-    comparison = read_comparison(out)
-    files = write_report(comparison)
+    with refuse_damaged(out):
+        comparison = read_comparison(out)
+        files, document = write_report(comparison), as_document(comparison)
     OutputFolder(out).write(files)
     if as_json:
-        print_json(as_document(comparison))
+        print_json(document)
     else:
         _print(comparison, show_all)
     status(f"Wrote {', '.join(str(out / name) for name in files)}.")

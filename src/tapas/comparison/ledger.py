@@ -72,15 +72,21 @@ def _read(path: Path) -> Iterator[Result]:
     if not path.exists():
         return
     check_given(path)
-    lines = path.read_text().splitlines()
+    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
             result = parse_json(line)
         except ValueError:
             continue  # cut short by a crash: its run is repeated
-        if not isinstance(result, dict) or not {"key", "run"} <= result.keys():
+        if not _is_result(result):
             raise DataError(
                 f"{path}, line {number}: not a result of an experiment (no key and run). "
                 "Move the file away, or remove that line."
             )
         yield result
+
+
+def _is_result(found: object) -> bool:
+    if not isinstance(found, dict):
+        return False
+    return isinstance(found.get("key"), str) and isinstance(found.get("run"), dict)

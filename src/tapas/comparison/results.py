@@ -4,7 +4,8 @@ A contender without results is included, with the reason if the files say it. No
 or measured here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
@@ -17,7 +18,7 @@ from tapas.comparison.runs import REFERENCES, TEST, VALIDATION
 from tapas.comparison.settings import SETTINGS, read_comparison_settings
 from tapas.comparison.stages import PACE, RUNS
 from tapas.comparison.synthetic_log import TRUTH
-from tapas.errors import DataError
+from tapas.errors import DataError, TapasError
 from tapas.evaluation.baselines import title_of
 from tapas.heads.own_method import OWN_METHODS
 
@@ -130,6 +131,20 @@ class Comparison:
     settings: Mapping[str, Any]
     methods: tuple[MethodResults, ...]
     baselines: tuple[BaselineResult, ...] = ()
+
+
+@contextmanager
+def refuse_damaged(folder: Path) -> Iterator[None]:
+    """Raise DataError where results in `folder` have not what a report needs."""
+    try:
+        yield
+    except TapasError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"the results in {folder} are not as `tapas compare` writes them ({error!r:.200}). "
+            "Restore its .json and .jsonl files from another copy, or move the folder away."
+        ) from error
 
 
 def read_comparison(folder: Path) -> Comparison:

@@ -12,7 +12,7 @@ from oracle.comparison_results import (
     write_lines,
 )
 
-from tapas.comparison.results import read_comparison
+from tapas.comparison.results import read_comparison, refuse_damaged
 from tapas.errors import DataError
 
 
@@ -89,3 +89,13 @@ def test_the_state_says_why_results_are_missing(tmp_path, runs, seeds, state):
     found, other = write(tmp_path, runs=runs, seeds=seeds).methods
     assert (found.state, other.state) == (state, "not finished")
     assert len(found.finals) == sum("diverged" not in run for run in runs)
+
+
+def test_results_without_what_a_report_needs_are_refused(tmp_path):
+    with (
+        pytest.raises(
+            DataError, match=r"^the results in .* are not as `tapas compare` writes them \(KeyError"
+        ),
+        refuse_damaged(tmp_path),
+    ):
+        {}["blocks"]
