@@ -91,15 +91,15 @@ class Sample:
                 file.write_bytes(content)
 
 
-def seal(run: Path, changed: set[str]) -> None:
-    """Make all checksums of a run anew, from bottom to top."""
-    for record in sorted(run.glob("checkpoints/*/state.json")):
-        _renew(record, lambda name, record=record: record.parent / name, changed, run)
-    _renew(run / "log" / "log.json", lambda name: run / "log" / name, changed, run)
-    _renew(run / "run.json", lambda name: run / name, changed, run)
-    text = (run / "config.toml").read_bytes()
+def seal(folder: Path, changed: set[str]) -> None:
+    """Make all checksums of a run or an export anew, from bottom to top."""
+    records = [*sorted(folder.glob("checkpoints/*/state.json")), folder / "log" / "log.json"]
+    for record in (*records, folder / "run.json", folder / "export.json"):
+        if record.exists():
+            _renew(record, lambda name, at=record.parent: at / name, changed, folder)
     if "config.toml" in changed:
-        (run / "config.toml").write_bytes(text.partition(b"\n")[2])
+        text = (folder / "config.toml").read_bytes()
+        (folder / "config.toml").write_bytes(text.partition(b"\n")[2])
 
 
 def _renew(file: Path, place: Callable[[str], Path], changed: set[str], run: Path) -> None:
