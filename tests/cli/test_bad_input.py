@@ -138,14 +138,14 @@ def test_a_single_user_is_pointed_out(at):
     assert done.returncode == 1
     assert "There is only one user; name another user column if that is wrong.\n" in done.stderr
     assert last_line(done) == (
-        "the split by 'time' leaves 1 validation and 1 test users; expected at least 10 of each. "
+        "the split by 'time' leaves 1 validation and 1 test user; expected at least 10 of each. "
         "Use a larger log, or name a kind, such as --split time, to train all the same."
     )
     assert not (at / "out").exists()
     done = invoke(*train, "--out", "out", "--split", "last")
     assert done.returncode == 0
-    warning = "Few users: the split by 'last' leaves 1 validation and 1 test users, so expect wide"
-    assert f"{warning} intervals.\n" in done.stderr
+    warning = "Few users: the split by 'last' leaves 1 validation and 1 test user, too few"
+    assert f"{warning} to judge a model by.\n" in done.stderr
     done = invoke("evaluate", "out")
     assert done.returncode == 0
     assert "inf" not in done.stdout

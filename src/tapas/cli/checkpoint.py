@@ -20,7 +20,8 @@ from tapas.cli.options import (
 )
 from tapas.cli.terminal import print_json, print_lines, print_table, status
 from tapas.errors import UsageError
-from tapas.escapes import shell_path
+from tapas.escapes import shell_path, shell_word
+from tapas.heads.own_method import is_own
 
 app = typer.Typer(
     name="checkpoint",
@@ -216,7 +217,8 @@ def _grow_run(
         f"Wrote {out} from {grown.checkpoint}: {grown.num_known:,} known items "
         f"({grown.num_missing:,} not in the new log), {grown.num_new:,} new items."
     )
-    run = shell_path(out)
+    method = open_run(out).config.head.method
+    run = shell_path(out) + (f" --method {shell_word(method)}" if is_own(method) else "")
     status(f"Next: `tapas train --resume {run}`, `tapas evaluate {run}`.")
 
 

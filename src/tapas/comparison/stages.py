@@ -76,7 +76,7 @@ def _compare(
 
     ledger, go = Ledger(out / RUNS), partial(execute, config=config, cache=cache)
     for run, words in budget.too_slow().values():
-        status(f"{run.contender}: {words}")
+        status(f"Method {run.contender}: {words}")
         if run not in ledger:
             ledger.add({"key": run.key(), "run": dataclasses.asdict(run), "skipped": words})
     run_missing(ledger, budget.references(), go, progress("baselines"), workers=workers)

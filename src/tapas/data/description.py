@@ -118,7 +118,7 @@ def describe_split(log: EventLog, split: Split) -> list[str]:
             f"{counted(report['unseen_items'], 'item')} "
             f"{'is' if report['unseen_items'] == 1 else 'are'} not in the training events; "
             f"{report['test_unseen_targets']:,} of {report['test_events']:,} test events are of "
-            "such items; they stay among the targets."
+            "such items and count as misses."
         )
     if report["users_without_history"]:
         words.append(

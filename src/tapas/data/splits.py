@@ -173,6 +173,8 @@ def check_users(log: EventLog, split: Split, config: SplitConfig) -> str | None:
     best = best_split(log, split.config.kind, more_than=fewest)
     if fewest >= TOO_FEW_USERS or config.kind != AUTO:
         cure = f" --split {best[0]} leaves {best[1]:,}." if best else ""
+        if fewest < TOO_FEW_USERS:
+            return f"Few users: {words}, too few to judge a model by.{cure}"
         return f"Few users: {words}, so expect wide intervals.{cure}"
     cure = f"Use --split {best[0]}, which leaves {best[1]:,}" if best else "Use a larger log"
     raise DataError(
@@ -201,7 +203,7 @@ def _describe_users(split: Split) -> str:
     held_out = [n for n, share in zip(NAMES, split.config.shares, strict=True) if share]
     numbers = [split.report[f"{name}_users"] for name in held_out]
     told = " and ".join(f"{n:,} {name}" for n, name in zip(numbers, held_out, strict=True))
-    return f"{told} {'user' if numbers == [1] else 'users'}"
+    return f"{told} {'user' if numbers[-1] == 1 else 'users'}"
 
 
 def _split(log: EventLog, config: SplitConfig, reason: str = "") -> Split:

@@ -110,7 +110,7 @@ def test_a_method_that_is_too_slow_is_reported_and_recorded(tmp_path, cache, mon
     compare(config, tmp_path, cache=cache, status=said.append)
     [line] = [r for r in lines(tmp_path / "runs.jsonl") if r["run"]["contender"] == "full"]
     assert line["skipped"].startswith("too slow for this budget: a step takes 1 s, so a run of")
-    assert f"full: {line['skipped']}" in said
+    assert f"Method full: {line['skipped']}" in said
 
 
 def test_parallel_runs_give_the_same_numbers(out, tmp_path, cache):

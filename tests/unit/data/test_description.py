@@ -151,7 +151,7 @@ def test_a_split_says_what_it_holds_out_and_what_cannot_be_learned():
     split = split_log(log, SplitConfig(kind="time", validation=0.2, test=0.15))
     assert describe_split(log, split) == [
         "Split by time at 5 and 7; training: 10 events; validation: 2 users; test: 2 users.",
-        "3 items are not in the training events; 1 of 2 test events are of such items; they stay "
-        "among the targets.",
+        "3 items are not in the training events; 1 of 2 test events are of such items and "
+        "count as misses.",
         "1 user without events before the cut cannot be evaluated.",
     ]

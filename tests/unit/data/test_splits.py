@@ -224,7 +224,7 @@ GONE = [range(20 * user, 20 * user + 9) for user in range(150)] + [range(0, 3000
             "last",
             "a split by 'group' leaves 2 validation and 2 test users",
         ),
-        (GONE, "number", {}, "last", "a split by 'time' leaves 1 validation and 1 test users"),
+        (GONE, "number", {}, "last", "a split by 'time' leaves 1 validation and 1 test user"),
         ([[1, 1, 1, 2, 3]] * 9, "number", {"validation": 0}, "time", ""),
         ([[5] * 9 + [6, 7, 8]] * 30, "number", {"test": 0.01}, "time", ""),
     ],
@@ -260,15 +260,15 @@ def test_few_users_are_a_warning_with_the_split_that_has_more():
         (SplitConfig(), None),
         (
             SplitConfig(kind="group"),
-            "Few users: the split by 'group' leaves 8 validation and 8 test users, so expect wide "
-            "intervals. --split last leaves 151.",
+            "Few users: the split by 'group' leaves 8 validation and 8 test users, too few to "
+            "judge a model by. --split last leaves 151.",
         ),
     ):
         assert check_users(log, split_log(log, config), config) == words
     one = build(STEADY[:1])
     last = SplitConfig(kind="last", validation=0)
     assert check_users(one, split_log(one, last), last) == (
-        "Few users: the split by 'last' leaves 1 test user, so expect wide intervals."
+        "Few users: the split by 'last' leaves 1 test user, too few to judge a model by."
     )
     thirty = build(STEADY)
     assert check_users(thirty, split_log(thirty, SplitConfig()), SplitConfig()) == (
@@ -290,7 +290,7 @@ def test_fewer_than_ten_users_are_an_error_unless_a_split_is_named():
     # shares fit no other kind that a default could fall back to
     log, shares = build(GONE), SplitConfig(validation=0.1, test=0.1)
     words = (
-        "the split by 'time' leaves 1 validation and 1 test users; expected at least 10 of each. "
+        "the split by 'time' leaves 1 validation and 1 test user; expected at least 10 of each. "
         "Use --split last, which leaves 151, or name a kind, such as --split time, to train all "
         "the same."
     )
