@@ -3,6 +3,7 @@
 `draw` is a `random.Random`: of Hypothesis, which then shrinks what it finds, or one with a seed.
 """
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -116,7 +117,7 @@ def _change(draw: random.Random, value: Any) -> Any:
         return draw.choice([value + 1, value - 1, -value, value * 10**6, str(value), value + 0.5])
     if kind == 3 and isinstance(value, str):
         return draw.choice([value + "x", value[1:], value * 2, value.upper(), value.encode().hex()])
-    return draw.choice(HOSTILE)
+    return copy.deepcopy(draw.choice(HOSTILE))  # which is changed later
 
 
 def json_text(draw: random.Random, value: Any) -> bytes:
