@@ -152,7 +152,7 @@ def guess_column(
     found = like if like in free else find_column(role, free)
     if found is None:
         raise UsageError(
-            f"{path}: no column looks like the {role}. {cure} Columns: {', '.join(present)}."
+            f"{path}: no column looks like the {role}. {cure} Columns: {', '.join(present):.2000}."
         )
     return found
 
