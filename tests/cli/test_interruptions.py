@@ -196,10 +196,10 @@ def test_a_signal_while_libraries_are_imported_is_one_line(number):
         while not catches_sigterm(process.pid):
             time.sleep(0.001)
         time.sleep(delay)
-        if process.poll() is None:
-            process.send_signal(number)
-            began = time.monotonic()
-            _, said = process.communicate(timeout=60)
+        process.send_signal(number)
+        began = time.monotonic()
+        found, said = process.communicate(timeout=60)
+        if not found:  # else the work was done, and Python itself is ending
             ends.append((process.returncode, said, time.monotonic() - began < 1))
     assert ends == [(128 + number, WORDS[number], True)] * len(ends)
     assert len(ends) >= 3
