@@ -1,6 +1,9 @@
 """Damage to files, for tests that it is found."""
 
+import errno
+import fcntl
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,12 @@ LATER = {
     "state.json": ("blocks",),
     "export.json": ("files", "encoder"),
 }
+
+
+def flock_of_nfs(file: Any, operation: int) -> None:
+    """A double of `fcntl.flock`: NFS locks bytes, and exclusively only what is writable."""
+    if operation & fcntl.LOCK_EX and not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_RDWR:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 def flip(file: Path, place: int, bit: int = 0) -> None:

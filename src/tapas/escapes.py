@@ -1,4 +1,4 @@
-"""How names and keys from outside are shown: on a terminal, in a command to copy, in Markdown."""
+"""How names and values from outside are shown: in sentences, commands to copy, and Markdown."""
 
 import os
 import re
@@ -10,6 +10,7 @@ UNSAFE = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u20
 CODE = re.compile("(?<!`)(`[^`]+`)(?!`)")  # of Markdown
 MARKUP = re.compile(r"[\\`*\[\]<~]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)")
 LINE_START = re.compile(r"^(\d*)([#>+.)=-])")  # of a heading, quote, list or rule
+MOST = 80  # characters of a value that are shown
 PLAIN = re.compile(rb"[\w./ -]", re.ASCII)
 
 
@@ -20,6 +21,18 @@ def printable(words: object) -> str:
     'one\\ttwo\\x1b[2J'
     """
     return UNSAFE.sub(_escape, str(words))
+
+
+def short(value: object) -> str:
+    """`value` between quotes for a sentence; a long one is cut, and its length given.
+
+    >>> short("milk"), short("m" * 1_000_000)[70:]
+    ("'milk'", "mmmmmmmmmmm…' (1,000,000 characters)")
+    """
+    text = str(value)
+    if len(text) <= MOST:
+        return f"'{text}'"
+    return f"'{text[:MOST]}…' ({len(text):,} characters)"
 
 
 def _escape(found: re.Match[str]) -> str:

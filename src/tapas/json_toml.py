@@ -1,14 +1,17 @@
 """Parsing JSON and TOML that strangers may have written: whatever is wrong is a ValueError.
 
-Python's own parsers raise RecursionError for text that is nested too deeply, and read integers
-that are too long to be printed.
+Python's own parsers raise RecursionError for text that is nested too deeply, read integers that
+are too long to be printed, and keep the last of two values with the same name.
 """
 
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+
+from tapas.escapes import short
 
 HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character beyond 16 bits, as JSON escapes it
 MAX_DEPTH = 100  # of lists and tables inside each other
@@ -18,7 +21,7 @@ def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text, of UTF-8 if it is bytes. Raises ValueError."""
     text = text.decode() if isinstance(text, bytes) else text
     try:
-        value = json.loads(text)
+        value = _DECODER.decode(text)
     except RecursionError:
         raise _TOO_DEEP from None
     if text.count("[") + text.count("{") > MAX_DEPTH:
@@ -50,6 +53,17 @@ def parse_toml(text: str) -> dict[str, Any]:
 _TOO_DEEP = ValueError(f"nested more than {MAX_DEPTH} levels deep")
 _NO_CHARACTER = ValueError("a text has half a character, such as \\ud83d without \\ude00")
 _TOO_LONG = ValueError("an integer has more than 64 bits")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"an object has {short(twice)} twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _check_depth(value: Any) -> None:

@@ -1,10 +1,12 @@
 """`tapas cache`: lists prepared logs, and removes them and nothing else."""
 
+import fcntl
 import json
 import os
 from pathlib import Path
 
 import pytest
+from damage import flock_of_nfs
 from oracle.command_line import TINY, invoke, last_line, names, write_chain
 
 from tapas.cli.options import cache_folder
@@ -58,7 +60,7 @@ def test_a_log_that_is_used_again_comes_first(logs):
     assert "one.parquet" in invoke("cache").stdout.splitlines()[2]
 
 
-def test_emptying_removes_the_logs_and_leaves_runs_and_other_files(logs, at):
+def test_emptying_removes_the_logs_and_leaves_runs_and_other_files(logs, at, monkeypatch):
     mine = {"notes.txt": "mine", "0" * 32: "mine", "." + "f" * 32: "mine"}
     for name, text in mine.items():
         (logs / name).write_text(text)
@@ -66,6 +68,7 @@ def test_emptying_removes_the_logs_and_leaves_runs_and_other_files(logs, at):
     (logs / ("a" * 32) / "log.json").write_text("{}")
     (logs / ("a" * 32) / "thesis.txt").write_text("mine")
     (logs / f".{'b' * 32}.0123456789abcdef.unfinished").mkdir()  # of a killed process
+    monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
     done = invoke("cache", "--empty", "--yes")
     assert done.returncode == 0
     assert done.stdout.startswith(f"Removed 2 prepared logs from {logs}; ")

@@ -72,6 +72,16 @@ def test_each_damaged_part_is_named_with_its_cure_and_the_exit_code_is_1(run):
     assert info.stderr == f"tapas: {damaged[2]} {LOST}\n"
 
 
+def test_a_damaged_description_of_the_log_is_named_once(run):
+    flip(run / "log" / "log.json", -40)
+    done = invoke("verify", run)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"tapas: {run}/log/log.json {LOST} Restore {run}/log from another copy of the run, or "
+        f"train again from the files of the log, which are named in {run}/config.toml.\n"
+    )
+
+
 def test_other_files_are_named_and_are_no_damage(run):
     (run / "notes.txt").write_text("mine")
     (run / ".x.0123456789abcdef.unfinished").mkdir()

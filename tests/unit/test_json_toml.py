@@ -1,4 +1,4 @@
-"""Whatever is wrong with a text is a ValueError: depth, digits, bytes."""
+"""Whatever is wrong with a text is a ValueError: depth, digits, bytes, names."""
 
 import json
 
@@ -61,3 +61,10 @@ def test_half_a_character_is_refused(half):
         with pytest.raises(ValueError, match=words):
             parse_json(text)
     assert parse_json('"\\ud83d\\ude00 \\\\ud83d"') == "😀 \\ud83d"
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "b": 2, "a": 1}', '[{"b": {"c": 1, "a": 1, "a": 2}}]'])
+def test_a_name_twice_in_one_object_is_refused(text):
+    with pytest.raises(ValueError, match=r"^an object has 'a' twice$"):
+        parse_json(text)
+    assert parse_json('[{"a": 1}, {"a": {"a": 2}}]') == [{"a": 1}, {"a": {"a": 2}}]

@@ -12,7 +12,7 @@ from tapas.atomic_file import is_private, private_folder
 from tapas.data.event_log import ARRAYS, DESCRIPTION, VOCABULARIES, WEIGHTS
 from tapas.errors import UsageError
 from tapas.json_toml import parse_json
-from tapas.stored_file import checked, open_file, read_text
+from tapas.stored_file import checked, read_text
 
 KEY = re.compile(r"[0-9a-f]{32}")  # name of the folder of a prepared log
 FILES = {DESCRIPTION, *VOCABULARIES.values(), *(f"{name}.npy" for name in (*ARRAYS, WEIGHTS))}
@@ -62,7 +62,8 @@ def num_others(cache: Path) -> int:
 def remove(log: PreparedLog) -> bool:
     """Remove the log from the cache, unless a process uses it; returns whether it was removed."""
     try:
-        with open_file(log.folder / DESCRIPTION) as file:
+        # NFS locks only what is open for writing
+        with checked(log.folder / DESCRIPTION).open("r+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

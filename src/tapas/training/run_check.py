@@ -154,9 +154,9 @@ def _log(
     files: dict[Path, tuple[Part, Checksum]],
 ) -> Part:
     part = Part(LOG, sum(file.stat().st_size for file in _entries(folder) if file.is_file()))
-    files |= {run / name: (part, checksum) for name, checksum in listed.items()}
     try:
         checksums = log_checksums(folder, read_description(folder))
+        files |= {run / name: (part, checksum) for name, checksum in listed.items()}
         if checksums is None:
             part.unchecked = EARLIER
             EventLog.open(folder)

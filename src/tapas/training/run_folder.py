@@ -183,13 +183,18 @@ def exclusive(path: Path, record: str = RECORD) -> Iterator[None]:
     The lock is on the existing file `record` in it and ends with the process.
     """
     _check_owner(path)
-    descriptor = os.open(path / record, os.O_RDONLY)
+    descriptor = os.open(path / record, os.O_RDWR)  # NFS locks only what is open for writing
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise UsageError(
                 f"another process is training in {path}. Wait until it ends, or stop it."
+            ) from None
+        except OSError as error:
+            raise UsageError(
+                f"cannot lock {path / record}: {error.strerror}. Train in a folder whose file "
+                "system has locks, such as one on a local disk."
             ) from None
         remove_leftovers(path)
         remove_leftovers(path.parent, path.name)

@@ -1,6 +1,7 @@
 """The run folder: complete or no run, checked before any work, read back unchanged."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -8,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from damage import as_earlier_version, flip, swap, without_checksum
+from damage import as_earlier_version, flip, flock_of_nfs, swap, without_checksum
 from error_text import raises_text
 from oracle.command_line import chain_log
 
@@ -330,6 +331,26 @@ def test_only_one_process_trains_in_a_run(log, tmp_path):
     words = f"another process is training in {run.path}. Wait until it ends, or stop it."
     assert str(error.value) == words
     with exclusive(run.path):
+        pass
+
+
+def test_a_run_is_locked_on_nfs_and_refused_on_file_systems_without_locks(
+    log, tmp_path, monkeypatch
+):
+    run = create_run(tmp_path / "run", CONFIG, log).path
+    monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
+    with exclusive(run):
+        pass
+
+    def without(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    words = (
+        f"cannot lock {run}/run.json: No locks available. Train in a folder whose file system has "
+        "locks, such as one on a local disk."
+    )
+    with raises_text(words, UsageError), exclusive(run):
         pass
 
 
