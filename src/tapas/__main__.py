@@ -3,7 +3,7 @@
 import resource
 import sys
 
-from tapas.early_exit import exit_on_signals
+from tapas.signals import exit_on_signals
 
 LEAST_MEMORY = 2 * 2**30  # address space for torch and polars
 LEAST_FILES = 64  # that are open at the same time

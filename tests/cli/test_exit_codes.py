@@ -14,9 +14,8 @@ import torch
 import typer
 from oracle.command_line import invoke
 
-from tapas.cli import exit_codes
 from tapas.cli.exit_codes import report_errors
-from tapas.early_exit import exit_on_signals
+from tapas.signals import exit_on_signals
 
 OUT_OF_MEMORY = "tapas: out of memory. Use fewer classes, or see `tapas plan`.\n"
 NO_THREADS = "could not spawn threads: ThreadPoolBuildError { kind: IOError(Os { code: 11 }) }"
@@ -117,7 +116,7 @@ def test_a_signal_during_an_import_exits_without_raising(at, monkeypatch, number
     monkeypatch.syspath_prepend(at)
     monkeypatch.delitem(sys.modules, "swallowing", raising=False)
     exits = []
-    monkeypatch.setattr(exit_codes, "exit_at_once", exits.append)
+    monkeypatch.setattr("tapas.signals.exit_at_once", exits.append)
     with report_errors():
         import swallowing  # type: ignore[import-not-found]  # noqa: F401
     assert exits == [number]

@@ -4,19 +4,17 @@ import errno
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
 
 import typer
 
 from tapas.cli.rank_errors import error_file, report_error
 from tapas.cli.terminal import status
-from tapas.early_exit import exit_at_once
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.escapes import printable
 from tapas.extras import how_to_install
+from tapas.signals import raise_on_signals
 
 FAILED = 1
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -33,14 +31,15 @@ OUT_OF_MEMORY = (
     "can't spawn worker thread",
     "failed to map segment",
 )
-IMPORT_SYSTEM = "<frozen importlib._bootstrap>"  # the file of its frames
 
 
 @contextmanager
 def report_errors() -> Iterator[None]:
     """Turn errors of users, data and machines into one line; a bug keeps its traceback."""
+    # ranks of torchrun may be waiting for each other: SIGTERM ends them at once
+    numbers = [signal.SIGINT] if error_file() else [signal.SIGINT, signal.SIGTERM]
     try:
-        with raise_on_signals():
+        with raise_on_signals(*numbers):
             yield
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -91,41 +90,6 @@ def _describe(error: OSError) -> str:
     if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EBADF}:
         return f"cannot write the output: {reason}."
     return f"reading or writing failed: {reason}."
-
-
-@contextmanager
-def raise_on_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt on Ctrl-C and SystemExit on SIGTERM.
-
-    So unfinished files are removed and processes ended. SIGTERM is left alone in ranks of torchrun,
-    which may be waiting for each other and are to die at once.
-    """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        if _is_importing(frame):
-            exit_at_once(number)
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(TERMINATED)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = [signal.SIGINT] if error_file() else [signal.SIGINT, signal.SIGTERM]
-    known = {number: signal.getsignal(number) for number in numbers}
-    before = {number: handler for number, handler in known.items() if handler != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported, which may swallow an exception of a signal handler."""
-    while frame is not None and frame.f_code.co_filename != IMPORT_SYSTEM:
-        frame = frame.f_back
-    return frame is not None
 
 
 def _end(words: str, code: int, *, try_again: bool = True) -> None:

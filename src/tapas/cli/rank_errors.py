@@ -9,12 +9,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tapas.atomic_file import unfinished_file
+from tapas.signals import handle_signals
 
 
 def error_file() -> Path | None:
@@ -40,7 +41,8 @@ def report_error(words: str, code: int, show: Callable[[], None], *, try_again: 
         },
         "errorTraits": {"category": "tapas", "retryability": str(try_again)},
     }
-    with _ignore_sigterm():
+    # torchrun ends a rank when another has failed: not before this one has said why
+    with handle_signals({signal.SIGTERM: signal.SIG_IGN}):
         if _is_first_to_say(words, file):
             show()
         with suppress(OSError):
@@ -57,16 +59,6 @@ def _is_first_to_say(words: str, file: Path) -> bool:
     except OSError:
         return True
     return True
-
-
-@contextmanager
-def _ignore_sigterm() -> Iterator[None]:
-    """torchrun ends a rank when another has failed: not before this one has said why."""
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _write(file: Path, content: str) -> None:

@@ -24,7 +24,7 @@ from tapas.cli.options import (
     with_log_options,
 )
 from tapas.cli.progress import EvaluationLines, progress_bar
-from tapas.cli.signals import stop_on_signal
+from tapas.cli.stop_request import stop_on_signal
 from tapas.cli.terminal import print_json, print_lines, status, warn_only
 from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, restarts_of
 from tapas.errors import UsageError

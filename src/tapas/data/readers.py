@@ -20,8 +20,8 @@ from tapas.data.local_files import literal
 from tapas.data.text_lines import WINDOWS, collected, scan, text_lines, unreadable
 from tapas.errors import DataError, UsageError
 from tapas.escapes import shell_path
-from tapas.interruptions import defer_signals
 from tapas.json_toml import parse_json
+from tapas.signals import defer_signals
 
 COMPRESSED = (".gz", ".zst")
 FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".txt": "csv",

@@ -10,7 +10,7 @@ import polars as pl
 from tapas.atomic_file import atomic_write
 from tapas.data.local_files import literal
 from tapas.errors import UsageError
-from tapas.interruptions import defer_signals
+from tapas.signals import defer_signals
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
 ROWS_PER_PART = 1 << 19

@@ -11,7 +11,7 @@ import polars as pl
 
 from tapas.data.local_files import literal
 from tapas.errors import DataError
-from tapas.interruptions import defer_signals
+from tapas.signals import defer_signals
 
 UTF8, UTF16, WINDOWS = "utf-8", "utf-16", "cp1252"
 NUM_LINES = 100  # that are looked at

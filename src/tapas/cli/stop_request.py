@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a training run saves a checkpoint after its step and stops."""
+"""A training run stops on Ctrl-C or SIGTERM: after its step, with a checkpoint."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tapas.cli.terminal import status
+from tapas.signals import Handler, handle_signals
 from tapas.tables.ranks import Ranks
 
 STOPPING = "Stopping after this step; saving a checkpoint."
@@ -65,14 +66,12 @@ def stop_on_signal(ranks: Ranks) -> Iterator[StopRequest]:
             )
             raise SystemExit(128 + (request.signal or number))
 
-    handlers = {signal.SIGINT: note, signal.SIGTERM: note}
+    handlers: dict[int, Handler] = {signal.SIGINT: note, signal.SIGTERM: note}
     if not alone:
         handlers[signal.SIGALRM] = lose_patience
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield request
-    finally:
-        if not alone:
-            signal.alarm(0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handle_signals(handlers):
+        try:
+            yield request
+        finally:
+            if not alone:
+                signal.alarm(0)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tapas.interruptions import defer_signals
+from tapas.signals import defer_signals
 
 
 @pytest.fixture(autouse=True)
