@@ -9,7 +9,7 @@ import time
 
 from forked import tapas_main
 
-from tapas.cli import signals as stopping
+from tapas.cli import stop_request as stopping
 from tapas.distributed import peer_failure
 from tapas.training import step as steps
 
