@@ -26,12 +26,13 @@ NUMERIC = "|".join(
 )
 FIELDS = r"^([0-9]{1,2})([-/.])([0-9]{1,2})[-/.]([0-9]+)(.*)$"
 ZONE = r":[0-9]{2}(?:[.,][0-9]+)? ?(?:Z|UTC|GMT|[+-][0-9]{2}:?[0-9]{0,2})$"
+SHORT_YEAR = r"^([0-9]{1,2})-[A-Za-z]{3}-([0-9]{2})(|[^0-9].*)$"
 TIMES_OF_DAY = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S%.f", " %I:%M %p", " %I:%M:%S %p",
                 " %H:%M:%S%z", " %H:%M:%S %z")  # fmt: skip
 WITH_NAMED_MONTHS = (
     *(
         date + time
-        for date in ("%d-%b-%y", "%d-%b-%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
+        for date in ("%d-%b-%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
                      "%d. %B %Y", "%Y-%b-%d")
         for time in TIMES_OF_DAY
     ),
@@ -86,8 +87,11 @@ def parse_dates(column: pl.Series, path: Path, order: str | None = None) -> Date
             _Numeric(text, rows, column.name, path).parse(found, order)
             kinds.append(rows & found.times.is_not_null())
     if found.times.null_count() > text.null_count():
-        rows = found.times.is_null() & text.str.contains(r"[A-Za-z]{3}")
+        rows = (found.times.is_null() & text.str.contains(r"[A-Za-z]{3}")).fill_null(False)
         found.times = found.times.fill_null(_only(text, rows, _named_months))
+        short_years = rows & found.times.is_null() & text.str.contains(SHORT_YEAR)
+        if short_years.any():
+            _ShortYears(text, short_years, column.name, path).parse(found, order)
         kinds.append((rows & found.times.is_not_null()).fill_null(False))
     found.notes = _notes(column, found.times, kinds, path)
     return found
@@ -223,6 +227,66 @@ class _Numeric:
             "or the year comes first.",
             "Say so with --time-format "
             f"{self._readings(row, ('%d', '%m', '%y'), ('%y', '%m', '%d'))}.",
+        )
+
+
+class _ShortYears:
+    """Dates such as 21-Jan-05 in some rows of a column: the day comes first, or the year."""
+
+    def __init__(self, text: pl.Series, rows: pl.Series, name: str, path: Path):
+        self._dates = text.filter(rows)
+        self._rows = rows.arg_true()
+        self._name, self._path = name, path
+
+    def parse(self, found: Dates, order: str | None) -> None:
+        """Complete `found` by these dates, in one order for all.
+
+        Where both orders fit all rows, days have more different values than years.
+        """
+        day_first, year_first = (
+            _first_that_fit(self._dates, [date + time for time in TIMES_OF_DAY])
+            for date in ("%d-%b-%y", "%y-%b-%d")
+        )
+        shows_day = (day_first.is_not_null() & year_first.is_null()).arg_true()
+        shows_year = (day_first.is_null() & year_first.is_not_null()).arg_true()
+        both = (day_first.is_not_null() & year_first.is_not_null()).arg_true()
+        times = day_first
+        if len(shows_day) and len(shows_year):
+            times = day_first.fill_null(year_first)
+            found.unclear = found.unclear or UnclearDatesError(
+                f"{self._path}: {self._name} has the day first in "
+                f"{counted(len(shows_day), 'row')} ({self._quoted(shows_day[0])}) and the year "
+                f"first in {len(shows_year):,} ({self._quoted(shows_year[0])}).",
+                "Correct the file: no format fits both.",
+            )
+        elif len(shows_year):
+            times = year_first
+        elif len(shows_day) or (len(both) and self._more_days()):
+            if found.order is None:
+                found.order = DAY_FIRST
+                found.example = self._quoted(int((*shows_day, *both)[0]))
+        elif len(both) and order != DAY_FIRST:
+            found.unclear = found.unclear or self._neither(int(both[0]))
+        found.times = found.times.scatter(self._rows, times)
+
+    def _quoted(self, row: int) -> str:
+        return f"'{self._dates[row]}' in row {self._rows[row] + 1}"
+
+    def _more_days(self) -> bool:
+        first, last = (self._dates.str.extract(SHORT_YEAR, group) for group in (1, 2))
+        return first.n_unique() > last.n_unique()
+
+    def _neither(self, row: int) -> UnclearDatesError:
+        date, tail = self._dates[row], self._dates.str.extract(SHORT_YEAR, 3)[row]
+        readings = []
+        for time_format in ("%d-%b-%y", "%y-%b-%d"):
+            day = _strptime(pl.Series([date[: len(date) - len(tail)]]), time_format)
+            shown = day.cast(pl.Datetime("us")).dt.to_string("%Y-%m-%d")[0]
+            readings.append(f"'{time_format}{_time_of_day(tail)}' ({shown})")
+        return UnclearDatesError(
+            f"{self._path}: {self._name} is {self._quoted(row)}, and no row shows whether the day "
+            "or the year comes first.",
+            f"Say so with --time-format {' or '.join(readings)}.",
         )
 
 

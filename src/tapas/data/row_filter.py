@@ -11,7 +11,7 @@ import polars as pl
 
 from tapas.data.dates import UnclearDatesError
 from tapas.data.log_options import Condition, parse_condition
-from tapas.data.times import DATETIME, NUMBER, decimal_points, parse_times
+from tapas.data.times import DATETIME, NUMBER, parse_times, plain_numbers
 from tapas.errors import DataError, UsageError
 
 COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
@@ -149,6 +149,8 @@ def _moment(condition: str, value: str) -> int | None:
             f"--where {condition!r}: {value!r} does not show whether the day or the month comes "
             "first. Write it as 2024-01-31."
         ) from None
+    except DataError:  # 1,500
+        return None
     return None if found.kind == NUMBER else found.values[0]
 
 
@@ -161,7 +163,8 @@ def _as_numbers(condition: Condition, column: pl.Series, path: Path) -> pl.Serie
     whole = text.cast(pl.Int64, strict=False)
     if not (whole.is_null() & present).any():
         return whole
-    numbers = decimal_points(text).cast(pl.Float64, strict=False)
+    plain, unclear = plain_numbers(text, path)
+    numbers = plain.cast(pl.Float64, strict=False)
     bad = (numbers.is_null() & present).arg_true()
     if len(bad):
         raise DataError(
@@ -169,6 +172,8 @@ def _as_numbers(condition: Condition, column: pl.Series, path: Path) -> pl.Serie
             f"{condition.text!r} cannot compare with a number. Choose by = or !=, or correct the "
             "file."
         )
+    if unclear is not None:
+        raise unclear
     return numbers
 
 

@@ -7,6 +7,7 @@ import polars as pl
 
 from tapas.data.dates import FEW, YEAR_1, Dates, fits_exchanged, parse_dates, parse_format
 from tapas.errors import DataError
+from tapas.escapes import short
 
 # kinds of times, as the report of a log names them
 DATETIME, NUMBER = "datetime", "number"
@@ -27,6 +28,8 @@ UNITS = {"days of a spreadsheet": EXCEL_FROM_1990_TO_2040} | {
                        ("nanoseconds", 10**9))
 }  # fmt: skip
 YEARS_1_TO_9999 = (YEAR_1, 253_402_300_799_999_999)
+DECIMAL_COMMA = r"^\s*(-?[0-9]+),([0-9]+)\s*$"
+THOUSANDS = r"^\s*-?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?\s*$"
 NEARLY_ALL = 0.95  # of the sample of a column, to be taken for times
 
 
@@ -67,7 +70,7 @@ def parse_times(
         return Times(column.cast(pl.Int64), NUMBER)
     if time_format is not None and (dtype.is_numeric() or dtype == pl.String):
         if time_format in EPOCH_MICROSECONDS:
-            return _bounded(_since_epoch(column, time_format))
+            return _bounded(_since_epoch(column, time_format, path))
         return _bounded(_formatted(column.cast(pl.String), time_format, path))
     if dtype.is_integer():
         return _numbers(column.cast(pl.Int64, strict=False), path)
@@ -97,7 +100,7 @@ def looks_like_times(sample: pl.Series, share: float = NEARLY_ALL) -> bool:
         found = parse_dates(sample, Path()).times
         if len(found) - found.null_count() >= share * len(found):
             return True
-        sample = decimal_points(sample).cast(pl.Float64, strict=False)
+        sample = plain_numbers(sample, Path())[0].cast(pl.Float64, strict=False)
     if not sample.dtype.is_numeric() or sample.null_count():
         return False
     low, high = SECONDS_FROM_1990_TO_2040
@@ -118,13 +121,16 @@ def _bounded(times: pl.Series, dates: Dates | None = None) -> Times:
     return Times(times, DATETIME, dates.order, dates.example, dates.notes)
 
 
-def _since_epoch(column: pl.Series, unit: str) -> pl.Series:
+def _since_epoch(column: pl.Series, unit: str, path: Path) -> pl.Series:
     """Microseconds, null beyond the year 9999, where the unit is another one."""
     factor = EPOCH_MICROSECONDS[unit]
+    column, unclear = plain_numbers(column, path)
+    if unclear is not None:
+        raise unclear
     numbers = column.cast(pl.Int64, strict=False)
     whole = numbers.null_count() == column.null_count()
     if not whole:
-        numbers = decimal_points(column).cast(pl.Float64, strict=False)
+        numbers = column.cast(pl.Float64, strict=False)
     fits = (numbers.cast(pl.Float64) * factor).abs() <= YEARS_1_TO_9999[1]
     numbers = pl.select(pl.when(fits).then(numbers)).to_series()
     if not whole:
@@ -181,9 +187,10 @@ def _numbers(column: pl.Series, path: Path) -> Times:
 
 def _texts(column: pl.Series, path: Path, order: str | None) -> Times:
     """Text as integers, numbers or datetimes: the first that fits all rows, or else most."""
-    numbers = column.cast(pl.Int64, strict=False)
+    plain, unclear = plain_numbers(column, path)
+    numbers = plain.cast(pl.Int64, strict=False)
     if numbers.null_count() > column.null_count():
-        fractions = _finite(decimal_points(column).cast(pl.Float64, strict=False))
+        fractions = _finite(plain.cast(pl.Float64, strict=False))
         if fractions.null_count() < numbers.null_count():
             numbers = fractions
     if numbers.null_count() > column.null_count():
@@ -192,6 +199,8 @@ def _texts(column: pl.Series, path: Path, order: str | None) -> Times:
             if dates.unclear is not None:
                 raise dates.unclear
             return _bounded(dates.times, dates)
+    if unclear is not None:
+        raise unclear
     return _numbers(numbers, path)
 
 
@@ -199,8 +208,32 @@ def _finite(column: pl.Series) -> pl.Series:
     return pl.select(pl.when(column.is_finite()).then(column)).to_series().alias(column.name)
 
 
-def decimal_points(column: pl.Series) -> pl.Series:
-    """Numbers written with a decimal comma, with a point."""
+def plain_numbers(column: pl.Series, path: Path) -> tuple[pl.Series, DataError | None]:
+    """Numbers written with commas, 1,5 or 1,000,000, without; and why that is a guess.
+
+    Whether commas stand for decimal points or separate thousands is told by all rows.
+    """
     if column.dtype != pl.String or not column.str.contains(",", literal=True).any():
-        return column
-    return column.str.replace(r"^\s*(-?\d+),(\d+)\s*$", "${1}.${2}")
+        return column, None
+    decimal = column.str.contains(DECIMAL_COMMA).fill_null(False)
+    thousands = column.str.contains(THOUSANDS).fill_null(False)
+    shown = [(decimal & ~thousands).arg_true(), (thousands & ~decimal).arg_true()]
+    unclear = None
+    if len(shown[0]) and len(shown[1]):
+        one, other = (f"{short(column[rows[0]])} in row {rows[0] + 1}" for rows in shown)
+        unclear = DataError(
+            f"{path}: {column.name} has commas for decimal points ({one}) and between thousands "
+            f"({other}). Write numbers the same way in all rows."
+        )
+    elif not len(shown[0]) and not len(shown[1]) and decimal.any():
+        row = int(decimal.arg_true()[0])
+        text = column[row].strip()
+        unclear = DataError(
+            f"{path}: {column.name} is '{text}' in row {row + 1}, and no row shows whether commas "
+            "are decimal points or separate thousands. Write such numbers as "
+            f"{text.replace(',', '.')} or {text.replace(',', '')}."
+        )
+    if len(shown[1]):
+        plain = column.str.replace_all(",", "", literal=True).str.strip_chars()
+        return pl.select(pl.when(thousands).then(plain).otherwise(column)).to_series(), unclear
+    return column.str.replace(DECIMAL_COMMA, "${1}.${2}"), unclear

@@ -337,6 +337,14 @@ REFUSED = [  # what is awkward, file name, content, options, error
      {"where": ("price>2",)},
      "a.csv, row 2: price is 'free', which --where 'price>2' cannot compare with a "
      "number. Choose by = or !=, or correct the file."),
+    ("a condition on numbers with commas", "a.csv", "user;item;price\n1;2;3\n3;4;1,500\n",
+     {"where": ("price>2",)},
+     "a.csv: price is '1,500' in row 2, and no row shows whether commas are decimal points or "
+     "separate thousands. Write such numbers as 1.500 or 1500."),
+    ("a number with a comma in a condition", "a.csv", "user,item,price\n1,2,3\n",
+     {"where": ("price>1,500",)},
+     "--where 'price>1,500': '1,500' is neither a number nor a time such as 2024-01-31 or "
+     "'2024-01-31 18:30'."),
     ("a condition on numbers with a time", "a.csv", "user,item,time\n1,2,3\n",
      {"where": ("time>2024-01-31",)},
      "--where 'time>2024-01-31': time has numbers in a.csv, such as 3, not times. Compare "

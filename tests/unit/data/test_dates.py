@@ -39,6 +39,9 @@ def read(values, **options):
         (["29/2/2020", "29/2/2021"], ["2020-02-29", None]),
         (["1/13/21", "1/13/70", "1/13/69"], ["2021-01-13", "1970-01-13", "2069-01-13"]),
         (["13/3/24", "14/3/24"], ["2024-03-13", "2024-03-14"]),  # more days than years
+        (["21-Jan-05", "22-Jan-05"], ["2005-01-21", "2005-01-22"]),
+        (["05-Jan-21", "05-Feb-45", "x-Jan-1"], ["2021-01-05", "2045-02-05", None]),
+        (["05-Jan-21", "45-Feb-05"], ["2005-01-21", "2045-02-05"]),
         (["5 Jan 2021", "Jan 6, 2021", "2021-01-07"], ["2021-01-05", "2021-01-06", "2021-01-07"]),
         (["0000-01-01", "0001-01-01", "9999-12-31"], [None, "0001-01-01", "9999-12-31"]),
         (["2021-13-01"] + ["2021-01-31"] * 99, [None] + ["2021-01-31"] * 99),  # a typing error
@@ -88,6 +91,13 @@ REFUSED = [
      "a.csv: t has the day first in 1 row ('13/1/2021' in row 100) and the month first in 99 "
      "('1/13/2021' in row 1). Correct the file, or name one with --time-format and skip the others "
      "with --skip-bad-rows."),
+    (["21-Jan-05 10:30", "05-Feb-21 10:30"],
+     "a.csv: t is '21-Jan-05 10:30' in row 1, and no row shows whether the day or the year comes "
+     "first. Say so with --time-format '%d-%b-%y %H:%M' (2005-01-21) or '%y-%b-%d %H:%M' "
+     "(2021-01-05)."),
+    (["21-Jan-45", "05-Jan-21", "45-Jan-21"],
+     "a.csv: t has the day first in 1 row ('21-Jan-45' in row 1) and the year first in 1 "
+     "('45-Jan-21' in row 3). Correct the file: no format fits both."),
     (["2021-02-01", "2021-13-01"],
      "a.csv: t is '2021-13-01' in row 2, with the day before the month. If that is right, say "
      "--time-format '%Y-%d-%m'."),
@@ -108,6 +118,8 @@ def test_an_order_that_is_known_is_taken_only_where_the_dates_show_none():
     assert read(["1/2/2021"], order="month first") == ["2021-01-02 00:00:00"]
     assert read(["1/2/2021"], order="day first") == ["2021-02-01 00:00:00"]
     assert read(["1/2/2021", "13/2/2021"], order="month first")[0] == "2021-02-01 00:00:00"
+    assert read(["05-Jan-21"], order="day first") == ["2021-01-05 00:00:00"]
+    assert parse_times(pl.Series("t", ["21-Jan-05", "22-Jan-05"]), FILE).written == "day first"
 
 
 def test_a_format_with_day_and_month_exchanged_is_named():

@@ -32,6 +32,10 @@ DAY = 86_400_000_000
         (["1970-01-02T00:00:00Z"], [DAY], "datetime"),
         (["1970-01-02 01:00:00+01:00"], [DAY], "datetime"),
         (["1970-01-02 00:00:00 UTC"], [DAY], "datetime"),
+        (["1,500", "2,50"], [1_500_000, 2_500_000], "datetime"),
+        (["0,500", "x"], [500_000, None], "datetime"),
+        (["1,500", " 1,000,000 ", "7"], [1_500, 1_000_000, 7], "number"),
+        (["1970-01-02", "1970-01-02", "1,500"], [DAY, DAY, None], "datetime"),
         (["x", "y"], [None, None], "number"),
         ([None], [None], "number"),
     ],
@@ -40,6 +44,22 @@ def test_times_become_integers(values, want, kind):
     found = parse_times(pl.Series("t", values), FILE)
     assert found.values.dtype == pl.Int64
     assert (found.values.to_list(), found.kind) == (want, kind)
+
+
+@pytest.mark.parametrize("time_format", [None, "s"])
+def test_commas_that_may_be_decimal_points_or_separate_thousands_are_refused(time_format):
+    words = (
+        "clicks.csv: t is '1,500' in row 2, and no row shows whether commas are decimal points or "
+        "separate thousands. Write such numbers as 1.500 or 1500."
+    )
+    with raises_text(words, DataError):
+        parse_times(pl.Series("t", ["900", " 1,500"]), FILE, time_format)
+    words = (
+        "clicks.csv: t has commas for decimal points ('1,5' in row 2) and between thousands "
+        "('1,000,000' in row 1). Write numbers the same way in all rows."
+    )
+    with raises_text(words, DataError):
+        parse_times(pl.Series("t", ["1,000,000", "1,5"]), FILE, time_format)
 
 
 def test_a_column_that_cannot_be_a_time_is_refused():
