@@ -38,7 +38,7 @@ TESTS = {
         (HOSTILE, "test_a_file_that_no_checksum_covers_is_not_read"),
         (HOSTILE, "test_folders_of_a_run_may_be_links_but_not_into_another_run"),
         (
-            "unit/test_stored_file.py",
+            "unit/test_regular_file.py",
             "test_links_pipes_devices_and_folders_are_named_and_not_opened",
         ),
     ],
@@ -47,7 +47,7 @@ TESTS = {
         (HOSTILE, "test_folders_of_a_run_may_be_links_but_not_into_another_run"),
     ],
     "S7": [
-        ("unit/test_stored_file.py", "test_a_text_that_is_too_long_is_not_read"),
+        ("unit/test_regular_file.py", "test_a_text_that_is_too_long_is_not_read"),
         (
             "unit/data/test_event_log.py",
             "test_an_array_larger_than_its_file_takes_no_memory",

@@ -226,12 +226,6 @@ def make_folder(path: Path) -> None:
         sync(folder.parent)
 
 
-def check_exists(path: Path) -> None:
-    """Raise a UsageError if there is no file at `path`."""
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}.")
-
-
 @contextmanager
 def usual_mode(path: Path) -> Iterator[None]:
     """Give the file `path`, written inside, the mode that the umask gives to any other file.

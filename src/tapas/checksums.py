@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 from tapas.errors import DataError
 from tapas.json_toml import parse_json as parse_plain_json
-from tapas.stored_file import checked, open_file, read_text
+from tapas.regular_file import check_stored, open_stored, read_stored
 
 BLOCK_BYTES = 4 << 20
 SMALL_BYTES = 64 << 20  # files up to this size have no blocks and are always checked in full
@@ -33,7 +33,7 @@ Checksum: TypeAlias = dict[str, Any]  # "bytes", "blake2b", and for large files 
 
 def checksum(path: Path) -> Checksum:
     """The checksum of a file, which may be larger than memory."""
-    with open_file(path) as file:
+    with open_stored(path) as file:
         return _checksum(_chunks(file))
 
 
@@ -43,7 +43,7 @@ def copy_with_checksum(source: Path, target: Path) -> Checksum:
     The copy shares no bytes with `source` that a change of one could reach in the other; where the
     file system can, it costs no space until then. `target` is not flushed to disk.
     """
-    with open_file(source) as read, target.open("xb") as written:
+    with open_stored(source) as read, target.open("xb") as written:
         try:
             fcntl.ioctl(written, FICLONE, read.fileno())
         except OSError:  # most file systems cannot
@@ -147,7 +147,7 @@ def check_sizes(files: Mapping[Path, Checksum]) -> None:
 
 def _wrong_size(path: Path, expected: int) -> str | None:
     try:
-        num_bytes = checked(path).stat().st_size
+        num_bytes = check_stored(path).stat().st_size
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}."
     except DataError as error:
@@ -178,7 +178,7 @@ def _pieces(expected: Checksum, everything: bool) -> list[_Piece]:
 def _wrong_bytes(path: Path, piece: _Piece, stop: Event) -> str | None:
     digest, left = blake2b(digest_size=max(1, min(64, len(piece.blake2b) // 2))), piece.num_bytes
     try:
-        with open_file(path) as file:
+        with open_stored(path) as file:
             file.seek(piece.start)
             while left and not stop.is_set() and (chunk := file.read(min(left, BLOCK_BYTES))):
                 digest.update(chunk)
@@ -201,7 +201,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Files of earlier versions, which have none, are accepted: see `has_checksum`.
     """
     try:
-        return parse_json(read_text(path))
+        return parse_json(read_stored(path))
     except DataError:
         raise
     except OSError as error:
@@ -240,7 +240,7 @@ def parse_json(text: str) -> dict[str, Any]:
 
 def has_checksum(path: Path) -> bool:
     """Whether the JSON object in `path`, which was read before, carries a checksum."""
-    return NAME in json.loads(read_text(path))
+    return NAME in json.loads(read_stored(path))
 
 
 def _looks_like_checksum(value: object) -> bool:

@@ -33,8 +33,8 @@ from tapas.checksums import (
     with_checksum,
 )
 from tapas.errors import DataError, TapasError, UsageError
+from tapas.regular_file import check_stored
 from tapas.shapes import check_tensor
-from tapas.stored_file import checked
 from tapas.version import __version__
 
 FORMAT = 1
@@ -163,7 +163,7 @@ def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
 def read_dense(folder: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
     """The tensors outside of tables; DataError if the file cannot be read."""
     try:
-        return load_file(checked(folder / DENSE), device=str(device))
+        return load_file(check_stored(folder / DENSE), device=str(device))
     except (SafetensorError, OSError) as error:
         raise DataError(f"{folder / DENSE} cannot be read: {error}.") from error
 

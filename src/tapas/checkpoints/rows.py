@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tapas.checkpoints.files import Checksums, rows_file, unshare, write_file
 from tapas.errors import DataError, UsageError, choice
-from tapas.stored_file import checked
+from tapas.regular_file import check_stored
 from tapas.tables.placement import Placement, RowRange
 
 READ_BYTES = 64 * 2**20  # block size when reading rows
@@ -226,7 +226,7 @@ class _StoredRows:
     def _stored_in(self, file: str) -> Iterator[Any]:
         """The rows in `file`, which can be sliced."""
         try:
-            with safe_open(checked(self.folder / file), framework="pt") as opened:
+            with safe_open(check_stored(self.folder / file), framework="pt") as opened:
                 yield opened.get_slice(self.name)
         except (SafetensorError, OSError) as error:
             raise DataError(f"{self.folder / file} cannot be read: {error}.") from error

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 from tapas.atomic_file import make_folder, sync
 from tapas.errors import DataError
-from tapas.given_file import check_given
 from tapas.json_toml import parse_json
+from tapas.regular_file import check_given
 from tapas.signals import defer_signals
 
 Result = dict[str, Any]

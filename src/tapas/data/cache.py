@@ -12,7 +12,7 @@ from tapas.atomic_file import is_private, private_folder
 from tapas.data.event_log import ARRAYS, DESCRIPTION, VOCABULARIES, WEIGHTS
 from tapas.errors import UsageError
 from tapas.json_toml import parse_json
-from tapas.stored_file import checked, read_text
+from tapas.regular_file import check_stored, read_stored
 
 KEY = re.compile(r"[0-9a-f]{32}")  # name of the folder of a prepared log
 FILES = {DESCRIPTION, *VOCABULARIES.values(), *(f"{name}.npy" for name in (*ARRAYS, WEIGHTS))}
@@ -35,7 +35,7 @@ def mark_used(folder: Path) -> None:
     with suppress(OSError):  # the folder may be read-only
         if folder in _held:
             os.close(_held.pop(folder))
-        descriptor = os.open(checked(folder / DESCRIPTION), os.O_RDONLY)
+        descriptor = os.open(check_stored(folder / DESCRIPTION), os.O_RDONLY)
         _held[folder] = descriptor
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         os.utime(folder)
@@ -63,7 +63,7 @@ def remove(log: PreparedLog) -> bool:
     """Remove the log from the cache, unless a process uses it; returns whether it was removed."""
     try:
         # NFS locks only what is open for writing
-        with checked(log.folder / DESCRIPTION).open("r+b") as file:
+        with check_stored(log.folder / DESCRIPTION).open("r+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -101,7 +101,7 @@ def _is_ours(path: Path) -> bool:
 def _describe(folder: Path) -> PreparedLog:
     files: tuple[str, ...] = ()
     with suppress(ValueError, KeyError, TypeError, OSError):  # of an earlier version, or damaged
-        files = tuple(parse_json(read_text(folder / DESCRIPTION))["report"]["files"])
+        files = tuple(parse_json(read_stored(folder / DESCRIPTION))["report"]["files"])
     return PreparedLog(
         folder=folder,
         files=files,

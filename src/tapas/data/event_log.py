@@ -23,7 +23,7 @@ from tapas.checksums import (
 from tapas.data.times import DATETIME
 from tapas.data.vocabulary import Vocabulary, num_keys
 from tapas.errors import DataError, UsageError
-from tapas.stored_file import checked
+from tapas.regular_file import check_stored
 
 FORMAT_VERSION = 1
 ARRAYS = ("items", "times", "offsets")
@@ -226,7 +226,7 @@ def _write_description(folder: Path, description: dict[str, Any]) -> None:
 
 def _mapped(file: Path, size: int) -> NDArray[Any]:
     try:
-        array: NDArray[Any] = np.lib.format.open_memmap(checked(file), mode="r")
+        array: NDArray[Any] = np.lib.format.open_memmap(check_stored(file), mode="r")
     except DataError:
         raise
     except FileNotFoundError as error:

@@ -23,8 +23,8 @@ from tapas.data.readers import column_names, file_kind, open_layout, read_frame
 from tapas.data.source import LogSource
 from tapas.data.vocabulary import RARE_KEY, Vocabulary
 from tapas.errors import DataError, UsageError
-from tapas.given_file import check_given
 from tapas.json_toml import parse_json
+from tapas.regular_file import check_given
 
 SCALAR = str | int | np.integer
 LOG_FILES = (".parquet", ".pq", ".csv", ".tsv", ".jsonl", ".ndjson", ".gz", ".zst")

@@ -18,8 +18,8 @@ from tapas.data.readers import column_names, read_frame
 from tapas.data.splits import EvalPoints
 from tapas.data.vocabulary import Vocabulary
 from tapas.errors import DataError
-from tapas.given_file import check_given
 from tapas.phrases import counted
+from tapas.regular_file import check_given
 
 # in lower case without punctuation; earlier names win
 ORDERS = {

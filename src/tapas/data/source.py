@@ -11,7 +11,7 @@ from typing import Any
 from tapas.data.log_options import check_separator, check_time_format, parse_condition
 from tapas.errors import UsageError
 from tapas.escapes import not_an_option
-from tapas.given_file import check_given
+from tapas.regular_file import check_given
 from tapas.shapes import check_positive
 
 RARE = ("keep", "drop", "fold")

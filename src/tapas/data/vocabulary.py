@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tapas.data.local_files import literal
 from tapas.errors import DataError, UsageError
 from tapas.phrases import did_you_mean
-from tapas.stored_file import checked
+from tapas.regular_file import check_stored
 
 RARE_KEY = "(rare)"
 MAX_SUGGESTIONS = 5000  # keys that are searched for a close match
@@ -22,7 +22,7 @@ MOST_PER_BYTE = 100  # keys in a byte of a file, which differ; equal ones could 
 def num_keys(path: Path) -> int:
     """How many keys the file of a vocabulary has; DataError if it cannot be read."""
     try:
-        size = checked(path).stat().st_size
+        size = check_stored(path).stat().st_size
         rows = pl.scan_parquet(literal(path), glob=False).select(pl.len()).collect().item()
     except FileNotFoundError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None

@@ -18,8 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tapas.atomic_file import atomic_write, check_exists, usual_mode
+from tapas.atomic_file import atomic_write, usual_mode
 from tapas.errors import DataError, UsageError
+from tapas.regular_file import check_given
 from tapas.shapes import all_finite, check_shape
 
 FORMAT = "tapas-embeddings-1"
@@ -73,7 +74,7 @@ def export_embeddings(path: Path, weight: Tensor, bias: Tensor, keys: Sequence[K
 
 def load_embeddings(path: Path) -> Embeddings:
     """Read a file written by `export_embeddings`. Raises `DataError` if it is damaged."""
-    check_exists(path := Path(path))
+    check_given(path := Path(path))
     try:
         with safe_open(path, framework="pt") as file:
             found = (file.metadata() or {}).get("format")

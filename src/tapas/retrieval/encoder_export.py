@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tapas.atomic_file import atomic_write, check_exists
+from tapas.atomic_file import atomic_write
 from tapas.errors import DataError, UsageError
+from tapas.regular_file import check_given
 from tapas.shapes import check_shape
 
 
@@ -101,7 +102,7 @@ def load_encoder(path: Path, *, trust: bool = False) -> ExportedEncoder:
     The file contains a program, which can do whatever you can. Raises `UsageError` without
     `trust`, `DataError` if the file is damaged.
     """
-    check_exists(path := Path(path))
+    check_given(path := Path(path))
     if not trust:
         raise UsageError(
             f"{path} contains a program, which could do anything that you can. Load it with "

@@ -16,9 +16,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tapas.atomic_file import atomic_write, check_exists, usual_mode
+from tapas.atomic_file import atomic_write, usual_mode
 from tapas.encoders import ENCODERS, Encoder, build_encoder, least_bytes
 from tapas.errors import DataError, TapasError
+from tapas.regular_file import check_given
 from tapas.retrieval.encoder_export import QueryModule
 from tapas.shapes import all_finite
 
@@ -77,7 +78,7 @@ def read_encoder(path: Path, settings: object, rows: Tensor) -> WeightsEncoder:
     made. Raises DataError if they do not fit or the file is damaged.
     """
     known = _checked(path, settings, rows.shape[1])
-    check_exists(path)
+    check_given(path)
     try:
         with safe_open(path, framework="pt") as file:
             found = (file.metadata() or {}).get("format")

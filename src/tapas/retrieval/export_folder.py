@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tapas.checksums import Checksum, check_files, is_checksum, read_json
 from tapas.errors import DataError, UsageError
+from tapas.regular_file import check_stored
 from tapas.retrieval.embeddings import load_embeddings
 from tapas.retrieval.encoder_export import ExportedEncoder, load_encoder
 from tapas.retrieval.encoder_weights import WeightsEncoder, read_encoder
 from tapas.retrieval.recommender import Recommender
-from tapas.stored_file import checked
 from tapas.tables import LocalTable
 from tapas.version import __version__
 
@@ -108,7 +108,7 @@ def _encoder(
 def _file(path: Path) -> Path:
     """`path`, a file of the folder; DataError if it is missing or no regular file."""
     try:
-        return checked(path)
+        return check_stored(path)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}. Export the run again."

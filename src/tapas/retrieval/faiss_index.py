@@ -25,8 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tapas.atomic_file import atomic_write, check_exists
+from tapas.atomic_file import atomic_write
 from tapas.errors import DataError, UsageError, choice
+from tapas.regular_file import check_given
 from tapas.shapes import all_finite, check_integer, check_positive, check_query, check_shape
 
 WANTED_RECALL = 0.95
@@ -158,7 +159,7 @@ def build_index(
 def load_index(path: Path) -> FaissIndex:
     """Load an index written by `FaissIndex.save`. Raises `DataError` if it is damaged."""
     faiss = _faiss()
-    check_exists(Path(path))
+    check_given(Path(path))
     try:
         index = faiss.read_index(str(path))
     except RuntimeError as error:

@@ -13,11 +13,11 @@ from typing import Any
 from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig
 from tapas.errors import UsageError, choice
-from tapas.given_file import read_given
 from tapas.heads import FlatHead, Head, known_methods, method_class
 from tapas.heads.facts import check_options
 from tapas.heads.own_method import is_own
 from tapas.json_toml import parse_toml
+from tapas.regular_file import read_given
 from tapas.rng import check_seed
 
 JSON = str | int | float | bool | None | list[str]

@@ -22,7 +22,7 @@ import numpy as np
 from tapas.atomic_file import make_folder, sync, unfinished_file
 from tapas.checksums import NAME, WrongChecksumError, parse_json, with_checksum
 from tapas.errors import DataError, UsageError
-from tapas.stored_file import checked
+from tapas.regular_file import check_stored
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -148,7 +148,7 @@ def check_journal(path: Path) -> str:
 
 def _complete_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """All complete lines and what they say; DataError for one that is damaged."""
-    *lines, last = checked(path, most_bytes=MAX_BYTES).read_bytes().split(b"\n")
+    *lines, last = check_stored(path, most_bytes=MAX_BYTES).read_bytes().split(b"\n")
     found: list[tuple[bytes, dict[str, Any]]] = []
     for number, line in enumerate(lines, start=1):
         try:

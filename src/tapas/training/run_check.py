@@ -11,13 +11,13 @@ from tapas.checkpoints.folder import CheckpointFolder
 from tapas.checksums import Checksum, check_text, find_damage, has_checksum
 from tapas.data.event_log import DESCRIPTION, EventLog, log_checksums, read_description
 from tapas.errors import DataError, TapasError
+from tapas.regular_file import read_stored
 from tapas.retrieval.export_folder import (
     EXPORT_RECORD,
     export_checksums,
     is_export,
     read_export_record,
 )
-from tapas.stored_file import read_text
 from tapas.training.journal import JOURNAL, check_journal
 from tapas.training.run_folder import (
     CONFIG,
@@ -99,7 +99,7 @@ def _run(path: Path, files: dict[Path, tuple[Part, Checksum]]) -> list[Part]:
         if not has_checksum(path / RECORD):
             record_part.unchecked = EARLIER
         read_config(path, id)
-        if not check_text(read_text(path / CONFIG), id):
+        if not check_text(read_stored(path / CONFIG), id):
             config.unchecked = "no checksum, as an earlier version wrote it, or by a change"
     except TapasError as error:
         (config if str(path / CONFIG) in str(error) else record_part).problems.append(str(error))

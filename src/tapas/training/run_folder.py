@@ -56,7 +56,7 @@ from tapas.data.event_log import DESCRIPTION, EventLog, copy_log
 from tapas.errors import DataError, UsageError
 from tapas.escapes import shell_path
 from tapas.heads.own_method import NotImportedError
-from tapas.stored_file import read_text
+from tapas.regular_file import read_stored
 from tapas.training.config import TrainConfig, as_toml, build_config, read_toml
 from tapas.version import __version__
 
@@ -293,7 +293,7 @@ def read_config(path: Path, id: str) -> dict[str, Any]:
     """The tables of config.toml of the run `id` in `path`; DataError if it is damaged."""
     file = path / CONFIG
     try:
-        text = read_text(file)
+        text = read_stored(file)
         check_text(text, id)
     except OSError as error:
         raise DataError(
