@@ -23,7 +23,7 @@ import polars as pl
 from tapas import atomic_file
 from tapas.checkpoints import files as checkpoint_files
 from tapas.errors import UsageError
-from tapas.retrieval import embeddings
+from tapas.retrieval import tensor_file
 
 PRIVATE = re.compile(r"/\.[^/]*\.[0-9a-f]{16}\.unfinished/")
 DIED, UNREACHED = 9, 10  # exit codes
@@ -62,7 +62,7 @@ class Disk:
         self._replace(os, "open", self._open_descriptor)
         for owner in (io, builtins):
             self._replace(owner, "open", self._open)
-        for owner in (checkpoint_files, embeddings):
+        for owner in (checkpoint_files, tensor_file):
             self._replace(owner, "save_file", self._save)
         self._replace(pl.DataFrame, "write_parquet", self._save)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tapas.checksums import parse_json, read_json, with_checksum
+from tapas.checksums import parse_record, read_json, with_checksum
 
 LATER = {
     "run.json": ("id", "files"),
@@ -52,7 +52,7 @@ def as_earlier_version(run: Path) -> None:
     config, journal = run / "config.toml", run / "journal.jsonl"
     config.write_text(config.read_text().split("\n", 1)[1])
     if journal.exists():
-        lines = [json.dumps(parse_json(line)) for line in journal.read_text().splitlines()]
+        lines = [json.dumps(parse_record(line)) for line in journal.read_text().splitlines()]
         journal.write_text("".join(f"{line}\n" for line in lines))
 
 

@@ -18,7 +18,7 @@ from threading import Event
 from typing import Any, BinaryIO, TypeAlias
 
 from tapas.errors import DataError
-from tapas.json_toml import parse_json as parse_plain_json
+from tapas.json_toml import parse_json
 from tapas.regular_file import check_stored, open_stored, read_stored
 
 BLOCK_BYTES = 4 << 20
@@ -201,7 +201,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Files of earlier versions, which have none, are accepted: see `has_checksum`.
     """
     try:
-        return parse_json(read_stored(path))
+        return parse_record(read_stored(path))
     except DataError:
         raise
     except OSError as error:
@@ -221,12 +221,12 @@ def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, NAME: PREFIX + _record_digest(json.loads(json.dumps(record)))}
 
 
-def parse_json(text: str) -> dict[str, Any]:
+def parse_record(text: str) -> dict[str, Any]:
     """The JSON object `text` without its checksum; WrongChecksumError if that is wrong.
 
     Raises ValueError if it is no JSON object.
     """
-    record = parse_plain_json(text)
+    record = parse_json(text)
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
     found = record.pop(NAME, None)
@@ -240,7 +240,7 @@ def parse_json(text: str) -> dict[str, Any]:
 
 def has_checksum(path: Path) -> bool:
     """Whether the JSON object in `path`, which was read before, carries a checksum."""
-    return NAME in json.loads(read_stored(path))
+    return NAME in parse_json(read_stored(path))
 
 
 def _looks_like_checksum(value: object) -> bool:

@@ -18,7 +18,7 @@ from tapas.checksums import (
     find_damage,
     has_checksum,
     is_checksum,
-    parse_json,
+    parse_record,
     read_json,
     with_checksum,
 )
@@ -163,7 +163,7 @@ def test_a_record_of_an_earlier_version_is_read_without_checksum(tmp_path):
 
 def test_numbers_as_names_and_tuples_are_saved_as_json_has_them():
     record = {"sizes": {10: (1, 2), 9: ()}}
-    assert parse_json(json.dumps(with_checksum(record))) == {"sizes": {"10": [1, 2], "9": []}}
+    assert parse_record(json.dumps(with_checksum(record))) == {"sizes": {"10": [1, 2], "9": []}}
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' + "9" * 10_000 + "}", "[1]", "null", ""])

@@ -35,7 +35,7 @@ from tapas.checksums import (
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.regular_file import check_stored
 from tapas.shapes import check_tensor
-from tapas.version import __version__
+from tapas.version import __version__, check_format
 
 FORMAT = 1
 DENSE, STATE = "dense.safetensors", "state.json"
@@ -109,14 +109,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """The content of state.json. Raises DataError if it is damaged, UsageError if it is newer."""
     file = folder / STATE
     record = read_json(file)
-    version, writer = record.get("format"), record.get("tapas")
-    if type(version) is not int or version < 1:
-        raise DataError(f"{file} is damaged: its format number is {version!r}.")
-    if version > FORMAT:
-        raise UsageError(
-            f"{folder} has checkpoint format {version}, written by tapas {writer}; this is tapas "
-            f"{__version__}, which reads formats up to {FORMAT}. Upgrade tapas-softmax to read it."
-        )
+    check_format(file, record, "checkpoint", FORMAT)
     try:
         _check_record(folder, record)
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -24,6 +24,7 @@ from tapas.data.times import DATETIME
 from tapas.data.vocabulary import Vocabulary, num_keys
 from tapas.errors import DataError, UsageError
 from tapas.regular_file import check_stored
+from tapas.version import check_format
 
 FORMAT_VERSION = 1
 ARRAYS = ("items", "times", "offsets")
@@ -178,14 +179,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     if not file.exists():
         raise UsageError(f"{folder} is not a prepared log: {DESCRIPTION} is missing.")
     description = read_json(file)
-    version = description.get("format_version")
-    if type(version) is not int or version < 1:
-        raise DataError(f"{file} is damaged: its format version is {version!r}.")
-    if version > FORMAT_VERSION:
-        raise UsageError(
-            f"{folder} has format version {version}, but this tapas reads up to version "
-            f"{FORMAT_VERSION}. Update tapas-softmax, or prepare the log again."
-        )
+    check_format(file, description, "log", FORMAT_VERSION)
     if not _is_description(description):
         raise DataError(f"{file} is damaged: it is not the JSON that was saved.")
     return description

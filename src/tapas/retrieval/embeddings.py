@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from tapas.atomic_file import atomic_write, usual_mode
 from tapas.errors import DataError, UsageError
-from tapas.regular_file import check_given
+from tapas.json_toml import parse_json
+from tapas.retrieval.tensor_file import damaged, open_tensors, write_tensors
 from tapas.shapes import all_finite, check_shape
 
 FORMAT = "tapas-embeddings-1"
@@ -48,50 +46,26 @@ def export_embeddings(path: Path, weight: Tensor, bias: Tensor, keys: Sequence[K
             f"there are {len(keys)} keys but {sizes['C']} classes; expected one key per class."
         )
     _check_keys(keys)
-    for name, tensor in (("weight", weight), ("bias", bias)):
-        if not all_finite(tensor):
-            raise DataError(
-                f"{name} contains NaN or inf. The model has diverged: export an earlier checkpoint."
-            )
     blob = json.dumps(list(keys), ensure_ascii=False, separators=(",", ":")).encode()
-    tensors = {
-        "weight": weight.detach().cpu().contiguous(),
-        "bias": bias.detach().cpu().contiguous(),
-        "keys": torch.frombuffer(bytearray(blob), dtype=torch.uint8),
-    }
-    if (
-        tensors["weight"].untyped_storage().data_ptr()
-        == tensors["bias"].untyped_storage().data_ptr()
-    ):
-        tensors["bias"] = tensors["bias"].clone()  # safetensors rejects tensors that share memory
-    with atomic_write(Path(path), ".safetensors") as unfinished:
-        try:
-            with usual_mode(unfinished):
-                save_file(tensors, unfinished, metadata={"format": FORMAT})
-        except SafetensorError as error:
-            raise OSError(f"safetensors failed: {error}") from error
+    keys_tensor = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+    write_tensors(Path(path), FORMAT, {"weight": weight, "bias": bias, "keys": keys_tensor})
 
 
 def load_embeddings(path: Path) -> Embeddings:
     """Read a file written by `export_embeddings`. Raises `DataError` if it is damaged."""
-    check_given(path := Path(path))
+    path = Path(path)
+    with open_tensors(path, FORMAT) as file:
+        weight, bias, blob = (file.get_tensor(name) for name in ("weight", "bias", "keys"))
     try:
-        with safe_open(path, framework="pt") as file:
-            found = (file.metadata() or {}).get("format")
-            if found != FORMAT:
-                raise DataError(
-                    f"{path} has format {found}; expected {FORMAT}, as `tapas export` writes it."
-                )
-            weight, bias, blob = (file.get_tensor(name) for name in ("weight", "bias", "keys"))
         sizes = check_shape({}, weight=(weight, "C D"), bias=(bias, "C"), keys=(blob, "N"))
-        keys = json.loads(blob.numpy().tobytes())
+        keys = parse_json(blob.numpy().tobytes())
         if len(keys) != sizes["C"] or not (weight.is_floating_point() and weight.numel()):
             raise ValueError(f"{len(keys)} keys and weight {tuple(weight.shape)}, {weight.dtype}")
         _check_keys(keys)
     except DataError:
         raise
-    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{path} is damaged ({error}). Export it again.") from error
+    except (ValueError, TypeError) as error:
+        raise damaged(path, error) from error
     for name, tensor in (("weight", weight), ("bias", bias)):
         if not all_finite(tensor):
             raise DataError(

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from tapas.atomic_file import atomic_write
 from tapas.errors import DataError, UsageError
+from tapas.json_toml import parse_json
 from tapas.regular_file import check_given
 from tapas.shapes import check_shape
 
@@ -121,11 +122,14 @@ def _unpacked(path: Path, file: Path | BytesIO) -> ExportedEncoder:
             f"{path} is damaged, not an exported encoder, or from another version of torch than "
             f"{torch.__version__}. Export it again."
         ) from error
-    if not about[METADATA_FILE]:
+    try:
+        history_length = int(parse_json(about[METADATA_FILE])["history_length"])
+    except (ValueError, KeyError, TypeError):
         raise DataError(
-            f"{path} was not written by `tapas export`: {METADATA_FILE} is missing in it."
-        )
-    return ExportedEncoder(program.module(), json.loads(about[METADATA_FILE])["history_length"])
+            f"{path} was not written by `tapas export`: {METADATA_FILE} in it is missing or "
+            "damaged."
+        ) from None
+    return ExportedEncoder(program.module(), history_length)
 
 
 def _export(module: nn.Module, items: Tensor, lengths: Tensor) -> torch.export.ExportedProgram:

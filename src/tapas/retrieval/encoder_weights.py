@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tapas.atomic_file import atomic_write, usual_mode
 from tapas.encoders import ENCODERS, Encoder, build_encoder, least_bytes
 from tapas.errors import DataError, TapasError
-from tapas.regular_file import check_given
 from tapas.retrieval.encoder_export import QueryModule
+from tapas.retrieval.tensor_file import open_tensors, write_tensors
 from tapas.shapes import all_finite
 
 FORMAT = "tapas-encoder-1"
@@ -57,18 +54,7 @@ def write_encoder(path: Path, encoder: Encoder, inputs: Tensor | None) -> None:
     tensors = {f"{PREFIX}{name}": value for name, value in encoder.state_dict().items()}
     if inputs is not None:
         tensors[INPUTS] = inputs
-    for name, tensor in tensors.items():
-        if not all_finite(tensor):
-            raise DataError(
-                f"{name} contains NaN or inf. The model has diverged: export an earlier checkpoint."
-            )
-    stored = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    with atomic_write(path, ".safetensors") as unfinished:
-        try:
-            with usual_mode(unfinished):
-                save_file(stored, unfinished, metadata={"format": FORMAT})
-        except SafetensorError as error:
-            raise OSError(f"safetensors failed: {error}") from error
+    write_tensors(path, FORMAT, tensors)
 
 
 def read_encoder(path: Path, settings: object, rows: Tensor) -> WeightsEncoder:
@@ -78,20 +64,11 @@ def read_encoder(path: Path, settings: object, rows: Tensor) -> WeightsEncoder:
     made. Raises DataError if they do not fit or the file is damaged.
     """
     known = _checked(path, settings, rows.shape[1])
-    check_given(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            found = (file.metadata() or {}).get("format")
-            if found != FORMAT:
-                raise DataError(
-                    f"{path} has format {found}; expected {FORMAT}, as `tapas export` writes it."
-                )
-            sizes = {name: known[name] for name in ("kind", "dim", "history", "layers")}
-            if least_bytes(**sizes) > path.stat().st_size:
-                raise _misfit(path)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path} is damaged ({error}). Export it again.") from error
+    with open_tensors(path, FORMAT) as file:
+        sizes = {name: known[name] for name in ("kind", "dim", "history", "layers")}
+        if least_bytes(**sizes) > path.stat().st_size:
+            raise _misfit(path)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     inputs = tensors.pop(INPUTS, rows)
     if inputs.shape != rows.shape or not all_finite(inputs):
         raise _misfit(path)

@@ -17,7 +17,7 @@ from tapas.retrieval.encoder_export import ExportedEncoder, load_encoder
 from tapas.retrieval.encoder_weights import WeightsEncoder, read_encoder
 from tapas.retrieval.recommender import Recommender
 from tapas.tables import LocalTable
-from tapas.version import __version__
+from tapas.version import check_format
 
 EXPORT_RECORD, RUN_RECORD = "export.json", "run.json"
 ENCODER_WEIGHTS, ENCODER_PROGRAM = "encoder.safetensors", "encoder.pt2"
@@ -118,18 +118,11 @@ def _file(path: Path) -> Path:
 def read_export_record(path: Path) -> dict[str, Any]:
     """The content of export.json; DataError if it is damaged, UsageError if it is newer."""
     record = read_json(path / EXPORT_RECORD)
-    found = record.get("format")
-    if type(found) is not int or found < 1:
-        raise DataError(f"{path / EXPORT_RECORD} has no format number: tapas did not write it.")
+    check_format(path / EXPORT_RECORD, record, "export", EXPORT_FORMAT)
     if record.get("score", "score") not in ("score", "probability"):
         raise DataError(
             f"{path / EXPORT_RECORD}: score is {record['score']!r}; expected 'score' or "
             "'probability'. Export the run again."
-        )
-    if found > EXPORT_FORMAT:
-        raise UsageError(
-            f"{path} has export format {found}; this is tapas {__version__}, which reads formats "
-            f"up to {EXPORT_FORMAT}. Upgrade tapas-softmax."
         )
     return record
 

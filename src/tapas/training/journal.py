@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from tapas.atomic_file import make_folder, sync, unfinished_file
-from tapas.checksums import NAME, WrongChecksumError, parse_json, with_checksum
+from tapas.checksums import NAME, WrongChecksumError, parse_record, with_checksum
 from tapas.errors import DataError, UsageError
+from tapas.json_toml import parse_json
 from tapas.regular_file import check_stored
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def check_journal(path: Path) -> str:
     lines = [line for line, _ in _complete_lines(path)]
     if b"".join(line + b"\n" for line in lines) != path.read_bytes():
         return "the last line is incomplete, as after a crash; `tapas train --resume` removes it"
-    if any(NAME not in json.loads(line) for line in lines):
+    if any(NAME not in parse_json(line) for line in lines):
         return "no checksum in lines that an earlier version wrote"
     return ""
 
@@ -167,7 +168,7 @@ def _complete_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 def _entry(line: bytes) -> dict[str, Any]:
     """What a line says, without its checksum; ValueError if it is damaged."""
-    entry = parse_json(line.decode())
+    entry = parse_record(line.decode())
     if type(entry.get("step")) is not int:
         raise ValueError("no step")
     return entry

@@ -58,7 +58,7 @@ from tapas.escapes import shell_path
 from tapas.heads.own_method import NotImportedError
 from tapas.regular_file import read_stored
 from tapas.training.config import TrainConfig, as_toml, build_config, read_toml
-from tapas.version import __version__
+from tapas.version import __version__, check_format
 
 FORMAT = 1
 MOST_THREADS = 1024  # OpenMP crashes with many more
@@ -259,14 +259,7 @@ def read_run_record(path: Path) -> dict[str, Any]:
         )
     try:
         record = read_json(file)
-        found = record.get("format")
-        if type(found) is not int or found < 1:
-            raise DataError(f"{file} is damaged: its format number is {found!r}.")
-        if found > FORMAT:
-            raise UsageError(
-                f"{path} was written by tapas {record.get('tapas')} (run format {found}); this is "
-                f"tapas {__version__}, which reads formats up to {FORMAT}. Upgrade tapas-softmax."
-            )
+        check_format(file, record, "run", FORMAT)
         if not _is_record(record):
             raise DataError(f"{file} is damaged: it is not the JSON that was saved.")
     except DataError as error:

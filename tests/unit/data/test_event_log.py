@@ -10,6 +10,7 @@ from error_text import raises_text
 from tapas import DataError
 from tapas.data import EventLog, LogSource, prepare_log
 from tapas.data.event_log import FORMAT_VERSION
+from tapas.version import __version__
 
 
 @pytest.fixture
@@ -39,8 +40,8 @@ def test_datetimes_are_formatted_as_iso_and_numbers_stay_numbers(log, tmp_path):
 def test_the_error_for_a_newer_format_names_both_versions(log):
     rewrite(log.folder / "log.json", lambda d: d.update(format_version=FORMAT_VERSION + 1))
     with raises_text(
-        f"{log.folder} has format version {FORMAT_VERSION + 1}, but this tapas reads up to version "
-        f"{FORMAT_VERSION}. Update tapas-softmax, or prepare the log again."
+        f"{log.folder} has log format {FORMAT_VERSION + 1}; this is tapas {__version__}, which "
+        f"reads formats up to {FORMAT_VERSION}. Upgrade tapas-softmax to read it."
     ):
         EventLog.open(log.folder)
 
@@ -49,7 +50,7 @@ def test_the_error_for_a_newer_format_names_both_versions(log):
 def test_a_format_version_that_no_tapas_has_is_damage(log, version):
     rewrite(log.folder / "log.json", lambda d: d.update(format_version=version))
     with raises_text(
-        f"{log.folder / 'log.json'} is damaged: its format version is {version!r}.", DataError
+        f"{log.folder / 'log.json'} is damaged: its format number is {version!r}.", DataError
     ):
         EventLog.open(log.folder)
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tapas import DataError, UsageError
-from tapas.retrieval import embeddings as exporting
+from tapas.retrieval import tensor_file
 from tapas.retrieval.embeddings import export_embeddings, load_embeddings
 from tapas.rng import stream
 
@@ -54,7 +54,7 @@ def test_the_old_file_is_kept_if_the_new_one_cannot_be_written(tmp_path, monkeyp
         file.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(exporting, "save_file", full)
+    monkeypatch.setattr(tensor_file, "save_file", full)
     with pytest.raises(UsageError, match=r"No space left on device\. Free some space or choose"):
         export_embeddings(path, weight + 1, bias, KEYS)
     assert torch.equal(load_embeddings(path).weight, weight)
@@ -86,7 +86,7 @@ def test_rows_with_nan_are_refused_when_they_are_read(tmp_path, monkeypatch):
     weight[7, 1] = torch.nan
     path = tmp_path / "rows.safetensors"
     with monkeypatch.context() as patch:
-        patch.setattr("tapas.retrieval.embeddings.all_finite", lambda _: True)
+        patch.setattr("tapas.retrieval.tensor_file.all_finite", lambda _: True)
         export_embeddings(path, weight, bias, KEYS)
     with pytest.raises(DataError, match=r"weight in .*rows\.safetensors contains NaN or inf\. The"):
         load_embeddings(path)

@@ -128,6 +128,18 @@ def test_a_wrong_width_or_file_is_refused(recurrent, tmp_path):
         load_encoder(path, trust=True)
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"history_length": "x"}', "[" * 100_000])
+def test_a_program_that_tapas_did_not_export_is_named(tmp_path, monkeypatch, content):
+    def load(file, extra_files):
+        extra_files["tapas.json"] = content
+
+    monkeypatch.setattr(torch.export, "load", load)
+    (tmp_path / "a.pt2").touch()
+    words = r"a\.pt2 was not written by `tapas export`: tapas\.json in it is missing or damaged\.$"
+    with pytest.raises(DataError, match=words):
+        load_encoder(tmp_path / "a.pt2", trust=True)
+
+
 ENCODERS = {
     "mean": lambda: MeanEncoder(D, window=T, dropout=0.5, seed=1),
     "gru": lambda: GRUEncoder(D, num_layers=2, dropout=0.5, seed=1),

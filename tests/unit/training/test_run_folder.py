@@ -200,8 +200,8 @@ def test_a_file_that_came_while_the_run_was_made_is_kept(log, tmp_path):
 
 
 NEWER = (
-    f"{{run}} was written by tapas 9.1 (run format 2); this is tapas {__version__}, which reads "
-    "formats up to 1. Upgrade tapas-softmax."
+    f"{{run}} has run format 2, written by tapas 9.1; this is tapas {__version__}, which reads "
+    "formats up to 1. Upgrade tapas-softmax to read it."
 )
 
 
