@@ -183,7 +183,13 @@ def exclusive(path: Path, record: str = RECORD) -> Iterator[None]:
     The lock is on the existing file `record` in it and ends with the process.
     """
     _check_owner(path)
-    descriptor = os.open(path / record, os.O_RDWR)  # NFS locks only what is open for writing
+    try:
+        descriptor = os.open(path / record, os.O_RDWR)  # NFS locks only what is open for writing
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path / record}: {error.strerror}. Copy {path} to where you may write, "
+            "and continue there."
+        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

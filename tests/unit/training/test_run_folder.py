@@ -354,6 +354,16 @@ def test_a_run_is_locked_on_nfs_and_refused_on_file_systems_without_locks(
         pass
 
 
+def test_a_run_that_may_not_be_written_is_refused(tmp_path):
+    (tmp_path / "run.json").mkdir()  # the tests may run as root, who may write everything else
+    words = (
+        f"cannot write {tmp_path}/run.json: Is a directory. Copy {tmp_path} to where you may "
+        "write, and continue there."
+    )
+    with raises_text(words), exclusive(tmp_path):
+        pass
+
+
 def test_settings_of_another_version_are_an_error_that_names_their_file(log, tmp_path):
     run = create_run(tmp_path / "run", CONFIG, log).path
     file = run / "config.toml"
