@@ -142,8 +142,10 @@ def test_a_single_user_is_pointed_out(at):
         "Use a larger log, or name a kind, such as --split time, to train all the same."
     )
     assert not (at / "out").exists()
-    done = invoke(*train, "--out", "out", "--split", "last")
+    done = invoke(*train, "--out", "out", "--split", "last", "--set", "model.history=201")
     assert done.returncode == 0
+    slow = "Slow: model.history is 201, but no user has more than 27 events."
+    assert f"{slow} A smaller one reads as much and is faster.\n" in done.stderr
     warning = "Few users: the split by 'last' leaves 1 validation and 1 test user, too few"
     assert f"{warning} to judge a model by.\n" in done.stderr
     done = invoke("evaluate", "out")

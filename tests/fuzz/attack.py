@@ -3,8 +3,10 @@
     PYTHONPATH=tests:. python -m fuzz.attack --runs 500 --logs 300 --settings 200
 
 prints a table: how many commands ended with a result or with one sentence, and how many with a
-traceback, not in time, or with another result than the undamaged run's and not a word. The same
-seed makes the same cases; `--only "run 17"` repeats one and keeps its files.
+traceback, not in time, or with another result than the undamaged run's and not a word. Half of
+the logs and settings are hostile, half are valid but odd: such a log must be read as the events
+that were written, and no model may have NaN or tables "nan". The same seed makes the same cases;
+`--only "run 17"` repeats one and keeps its files.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -26,12 +29,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from forked import Forked
 from fuzz.mutations import HOSTILE, changed_header, changed_json, damaged, json_text
+from fuzz.odd_logs import events_of, odd_log
+from fuzz.odd_settings import odd_settings
 from fuzz.readers import seal
 from oracle.command_line import ENVIRONMENT, TINY, chain
 from ranks import CONTEXT, PRELOAD
+from safetensors.numpy import load_file
+
+from tapas.data.event_log import EventLog
 
 SECONDS = 90  # until a command hangs; the machine may be busy
-OUTCOMES = ("result", "one sentence", "traceback", "hang", "silent change")
+OUTCOMES = ("result", "one sentence", "traceback", "hang", "silent change", "wrong refusal")
+NO_NUMBER = re.compile(r"\b(nan|inf|infinity)\b", re.IGNORECASE)
 ITEM, USER = 1003, "u1"
 
 
@@ -216,6 +225,29 @@ class LogAttack:
     def attack(self, draw: random.Random) -> tuple[Case, str, Any]:
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir()
+        return self.odd(draw) if draw.random() < 0.5 else self.hostile(draw)
+
+    def odd(self, draw: random.Random) -> tuple[Case, str, Any]:
+        """A valid log: its events must be read, or it must be refused, as its maker says."""
+        odd, cache = odd_log(draw), self.home / "cache"
+        for name, content in odd.files.items():
+            (self.home / name).write_bytes(content)
+        words = ["inspect", *odd.files, *odd.words]
+        if is_train := draw.random() < 0.3:
+            words = ["train", *words[1:], "--out", "run", "--split", "last", *TINY]
+        done = start([*words, "--cache", cache], self.home)
+        found = ending(done)
+        prepared = [file.parent for file in cache.glob("*/log.json")]
+        if found in ("result", "one sentence") and prepared:
+            read = events_of(EventLog.open(prepared[0]))
+            found = found if read == odd.events else "silent change"
+        elif found == "one sentence" and odd.events is not None:
+            found = "wrong refusal"
+        if found == "result" and is_train and is_nonsense(done, self.home / "run"):
+            found = "silent change"
+        return Case(words, odd.what), found, done
+
+    def hostile(self, draw: random.Random) -> tuple[Case, str, Any]:
         name = draw.choice(sorted(self.good))
         kind = draw.randrange(4)
         content = self.good[name]
@@ -243,8 +275,17 @@ class LogAttack:
         return Case(words, f"kind {kind}"), ending(done), done
 
 
+def is_nonsense(done: Any, run: Path) -> bool:
+    """Whether a trained model has NaN, or a command has printed it."""
+    if NO_NUMBER.search(done.stdout + done.stderr):
+        return True
+    files = run.glob("checkpoints/*/*.safetensors")
+    arrays = [array for file in files for array in load_file(file).values()]
+    return not all(np.isfinite(array).all() for array in arrays if array.dtype.kind == "f")
+
+
 class SettingAttack:
-    """Absurd settings."""
+    """Settings that are absurd, or valid but odd."""
 
     def __init__(self, home: Path):
         self.home, self.log = home / "setting-attack", home / "log.csv"
@@ -262,6 +303,8 @@ class SettingAttack:
         self.home.mkdir()
         words: list[Any] = ["train", self.log, "--out", self.home / "run"]
         words += ["--cache", self.home / "cache", "--threads", 1]
+        if draw.random() < 0.5:
+            return self.odd(draw, words)
         if draw.random() < 0.3:
             (self.home / "some.toml").write_bytes(hostile_toml(draw, self.config))
             words += ["--config", self.home / "some.toml", "--steps", 2]
@@ -275,6 +318,28 @@ class SettingAttack:
             words += [word for name, value in chosen for word in ("--set", f"{name}={value}")]
         done = start(words, self.home)
         return Case(words, "settings"), ending(done), done
+
+    def odd(self, draw: random.Random, words: list[Any]) -> tuple[Case, str, Any]:
+        """Train a model with valid settings, and use it."""
+        for name, value in odd_settings(draw).items():
+            words += ["--set", f"{name}={value}"]
+        done, run = start(words, self.home), self.home / "run"
+        found = ending(done)
+        if found == "result" and is_nonsense(done, run):
+            return Case(words, "odd settings"), "silent change", done
+        if found != "result":
+            return Case(words, "odd settings"), found, done
+        uses = (
+            ["evaluate", run], ["evaluate", run, "--on", "validation"], ["verify", run],
+            ["recommend", run, "--user", USER, "--top", 5], ["train", "--resume", run],
+            ["recommend", run, "--history", ITEM, "--top", 23], ["similar", run, "--item", ITEM],
+        )  # fmt: skip
+        then = draw.choice(uses)
+        done = start(then, self.home)
+        found = ending(done)
+        if found == "result" and is_nonsense(done, run):
+            found = "silent change"
+        return Case([*words, "; tapas", *then], "odd settings"), found, done
 
 
 def main() -> None:
@@ -312,7 +377,7 @@ def main() -> None:
             words = " ".join(map(str, case.words))[:300]
             print(f"{found}: --only '{kind} {place}': {case.done}: {words}: {last}",
                   file=sys.stderr, flush=True)  # fmt: skip
-    print("| attack | number | " + " | ".join(OUTCOMES) + " |\n|---|" + "--:|" * 6)
+    print("| attack | number | " + " | ".join(OUTCOMES) + " |\n|---|" + "--:|" * 7)
     for kind, found in counts.items():
         cells = [str(found[name]) for name in OUTCOMES]
         print(f"| {kind}s | {found.total()} | {' | '.join(cells)} |")

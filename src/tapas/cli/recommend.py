@@ -76,8 +76,13 @@ def recommend(
         ),
     ] = None,
     top: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Number of items to recommend.")
-    ] = 20,
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of items to recommend. Default: 20, or all if there are fewer.",
+        ),
+    ] = None,
     step: Annotated[
         int | None,
         typer.Option(
@@ -124,7 +129,7 @@ def recommend(
 
         import_methods(method)
         model = load(source, step=step, trust=trust)
-        model.check_k(top, "--top")
+        top = model.check_k(top, "--top")
         seen = model.exclude_seen if exclude_seen is None else exclude_seen
         names = Names("user", "item", model.score)
         if out is None:

@@ -45,7 +45,14 @@ def similar(
         typer.Option(metavar="FILE", help="File for many lists: .parquet, .jsonl or .csv."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing --out.")] = False,
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of items to list.")] = 20,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of items to list. Default: 20, or all if there are fewer.",
+        ),
+    ] = None,
     step: Annotated[
         int | None,
         typer.Option(metavar="N", help="Step of the checkpoint. Default: the best one."),
@@ -77,7 +84,7 @@ def similar(
 
         import_methods(method)
         model = load(source, step=step, trust=trust)
-        model.check_k(top, "--top", others=True)
+        top = model.check_k(top, "--top", others=True)
         keys = model.item_keys
         if out is None:
             ids = keys.ids([str(item)])

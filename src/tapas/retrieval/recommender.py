@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # histories encoded and ranked together: of fewer, torch keeps the steps of a GRU on one thread
 BATCH_SIZE = 1024
 SORTED_TOGETHER = 16  # batches sorted by length, so that little padding is encoded
+LIST_LENGTH = 20  # by default
 COLD = ("error", "skip", "popular")
 CURE = 'cold="skip" leaves such users out, cold="popular" gives them the most popular items.'
 
@@ -127,12 +128,12 @@ class Recommender(ABC):
     def recommend(
         self,
         users_or_histories: Any,
-        k: int = 20,
+        k: int | None = None,
         exclude_seen: bool | None = None,
         *,
         cold: str = "error",
     ) -> Any:
-        """The k most likely next items of B users or histories.
+        """The k most likely next items of B users or histories; by default 20, or all if fewer.
 
         Args:
             users_or_histories: users of the log: a key, or a list, array or Series of keys. Or
@@ -158,18 +159,18 @@ class Recommender(ABC):
         choice("value of cold", cold, dict.fromkeys(COLD))
         given = parse_given(users_or_histories, self.item_keys, self.source, self.date_order)
         histories = self.settle_cold(self._histories(given), cold)
-        exclude = self.exclude_seen if exclude_seen is None else exclude_seen
-        parts = list(self.lists(histories, self.check_k(k), exclude_seen=exclude))
+        exclude, k = self.exclude_seen if exclude_seen is None else exclude_seen, self.check_k(k)
+        parts = list(self.lists(histories, k, exclude_seen=exclude))
         kind = "user" if given.users is not None or given.library else "history"
         lists = self._collected(histories.keys.to_numpy(), parts, k, self.score, kind)
         return lists.to_frame(given.library) if given.library else lists
 
-    def similar(self, items: Any, k: int = 20) -> Any:
+    def similar(self, items: Any, k: int | None = None) -> Any:
         """The k items whose output vectors have the highest cosine with those of `items`.
 
         `items` is a key, or a list, array, Series or DataFrame of keys. An item is not in its own
-        list. Returns `Lists`, or a DataFrame for a Series or DataFrame: item, rank, similar,
-        cosine.
+        list. Without a k there are 20, or all. Returns `Lists`, or a DataFrame for a Series or
+        DataFrame: item, rank, similar, cosine.
         """
         from tapas.data.python_histories import parse_keys
 
@@ -178,7 +179,8 @@ class Recommender(ABC):
         if as_known.null_count() == keys.null_count():  # such as 1003.0 for 1003
             keys = as_known
         ids = self.item_keys.ids(keys.to_list())
-        parts = list(self.neighbours(ids, self.check_k(k, others=True)))
+        k = self.check_k(k, others=True)
+        parts = list(self.neighbours(ids, k))
         lists = self._collected(self.item_keys.gather(ids).to_numpy(), parts, k, "cosine", "item")
         return lists.to_frame(library) if library else lists
 
@@ -201,9 +203,15 @@ class Recommender(ABC):
             rows = self.queries(items, torch.ones(1, dtype=torch.int64)).cpu().numpy()[:0]
         return rows
 
-    def check_k(self, k: int, name: str = "k", *, others: bool = False) -> int:
-        """`k`, or UsageError unless so many items (`others`: beside the item itself) are there."""
+    def check_k(self, k: int | None, name: str = "k", *, others: bool = False) -> int:
+        """`k`, or UsageError unless so many items (`others`: beside the item itself) are there.
+
+        Without a `k`, 20 or all items.
+        """
         most = self.num_items - others
+        if k is None and most > 0:
+            return min(LIST_LENGTH, most)
+        k = LIST_LENGTH if k is None else k
         if check_positive(name, k) > most:
             raise UsageError(f"{name} is {k}, but the model can list only {most:,} items.")
         return k

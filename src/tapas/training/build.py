@@ -38,6 +38,7 @@ from tapas.training.memory_plan import MemoryPlan, Workload, check_fits, memory_
 from tapas.training.model import SequenceModel
 
 EVALUATIONS = 10
+MANY_TARGETS = 64  # of an example; if there are more, empty ones are left out
 OUTPUT_TABLE, INPUT_TABLE = "model.head.table", "model.input_table"
 COPY_RATE = "model.copy.rate"
 
@@ -115,13 +116,18 @@ def dense_parameters(model: SequenceModel) -> dict[str, nn.Parameter]:
 
 def resolve_config(config: TrainConfig, log: EventLog, split: Split) -> tuple[TrainConfig, Windows]:
     """Return the configuration with all defaults resolved, and the training batches."""
+    longest = int(np.diff(log.offsets).max())
+    next_items = min(config.head.next_items, max(longest, MANY_TARGETS))
+    config = dataclasses.replace(
+        config, head=dataclasses.replace(config.head, next_items=next_items)
+    )
     windows = Windows(
         log.items,
         log.times,
         log.offsets,
         split.train_end,
         length=config.model.history,
-        next_items=config.head.next_items,
+        next_items=next_items,
         positions=config.head.positions,
         batch_size=config.loop.batch,
         seed=config.loop.seed,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from tapas.checkpoints.folder import Checkpoint
@@ -35,6 +36,7 @@ from tapas.training.step import LocalSteps
 from tapas.training.trainer import Progress, Trainer, TrainResult
 from tapas.training.validation import describe_training, validator
 
+LONG_HISTORY = 200  # that may be slow
 Status = Callable[[str], None]
 OnProgress = Callable[[Progress], None]
 ShouldStop = Callable[[], bool]
@@ -139,6 +141,12 @@ def read_log(
         status(words)
     if warning := check_users(log, split, config.split):
         status(warning)
+    longest = int(np.diff(log.offsets).max())
+    if config.model.history > max(longest, LONG_HISTORY):
+        status(
+            f"Slow: model.history is {config.model.history:,}, but no user has more than "
+            f"{longest:,} events. A smaller one reads as much and is faster."
+        )
     columns = cast("dict[str, Any]", log.report["columns"])
     return replace(config, log=config.log.resolved(columns)), log, split
 

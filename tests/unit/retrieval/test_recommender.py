@@ -122,6 +122,17 @@ def test_many_histories_are_ranked_in_batches_and_returned_in_order(monkeypatch,
     assert model.encode(histories).shape == (number, 2)
 
 
+def test_a_list_has_20_items_or_all_if_there_are_fewer():
+    few = Vocabulary(KEYS.gather(np.arange(5)), np.arange(5))
+    assert Obvious().recommend([[105]]).items.shape == Obvious().similar([105]).items.shape
+    assert Obvious().recommend([[105]]).items.shape == (1, 20)
+    assert Obvious(keys=few).recommend([[101]]).items.shape == (1, 5)
+    assert Obvious(keys=few).check_k(None, others=True) == 4
+    one = Vocabulary(KEYS.gather(np.arange(1)), np.arange(1))
+    with raises_text("k is 20, but the model can list only 0 items."):
+        Obvious(keys=one).check_k(None, others=True)
+
+
 def test_a_short_list_ends_in_none_and_has_fewer_rows():
     lists = Obvious().recommend([[100], list(range(100, 129))], 3, exclude_seen=True)
     assert lists.items.tolist() == [[101, 102, 103], [129, 130, None]]

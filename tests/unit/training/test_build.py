@@ -139,6 +139,16 @@ def test_defaults_are_resolved_to_numbers(data):
     assert large.config.loop.batch == large.windows.num_examples
 
 
+def test_targets_beyond_the_longest_history_are_left_out(data):
+    """A million next items, to say all of them, took minutes for a step."""
+    log, split = data
+    every = replace(CONFIG, head=replace(CONFIG.head, next_items=10**6))
+    setup = build_training(every, log, split)
+    most = max(64, int(np.diff(log.offsets).max()))
+    assert setup.config.head.next_items == setup.windows.batch(0).target.shape[1] == most
+    assert not (setup.windows.batch(0).target[:, -1] >= 0).any()
+
+
 @pytest.mark.parametrize("name", ["cuda:99", "abacus"])
 def test_a_device_that_cannot_be_used_is_an_error(name):
     words = rf"loop.device is '{name}', which torch cannot use here: .* Try 'cpu'\."
