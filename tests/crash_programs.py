@@ -13,7 +13,6 @@ from oracle.command_line import chain_log
 from tapas import atomic_file
 from tapas.atomic_file import OutputFolder, atomic_write
 from tapas.checkpoints.folder import CheckpointFolder
-from tapas.cli.export import _unfinished
 from tapas.comparison.ledger import Ledger
 from tapas.data import prepare as prepare_module
 from tapas.data.cache import prepared_logs, remove
@@ -23,6 +22,7 @@ from tapas.data.source import LogSource
 from tapas.errors import UsageError
 from tapas.retrieval import export_embeddings, load_embeddings
 from tapas.training.config import LoopConfig, TrainConfig
+from tapas.training.export import unfinished_export
 from tapas.training.journal import Journal, read_journal
 from tapas.training.run_folder import RECORD, check_free, create_run, exclusive, open_run
 
@@ -147,7 +147,7 @@ def check_lines_of(at: Path, want: list[int]) -> None:
 
 
 def export(at: Path, version: int = 0) -> None:
-    with _unfinished(at / "out" / "export", force=True) as folder:
+    with unfinished_export(at / "out" / "export", force=True) as folder:
         row = torch.full((2, 3), float(version))
         export_embeddings(folder / "rows.safetensors", row, row[:, 0], ["a", "b"])
         (folder / "export.json").write_text(json.dumps({"version": version}))
@@ -177,7 +177,7 @@ def check_export_in_two_renames(at: Path, succeeded: bool) -> None:
     """Between both renames the old one has no name, and gets it back from the next command."""
     folder = at / "out" / "export"
     if not folder.exists():
-        with pytest.raises(RuntimeError), _unfinished(folder, force=True):
+        with pytest.raises(RuntimeError), unfinished_export(folder, force=True):
             raise RuntimeError("the next export fails")
         assert json.loads((folder / "export.json").read_text()) == {"version": 0}
     check_export(at, succeeded)
@@ -283,7 +283,7 @@ def race_to_create(at: Path, num: int) -> None:
 
 def race_to_export(at: Path, num: int, *, force: bool = False) -> None:
     def export_at_once(wait) -> None:
-        with _unfinished(at / "export", force) as folder:
+        with unfinished_export(at / "export", force) as folder:
             (folder / "export.json").write_text("{}")
             wait()
 

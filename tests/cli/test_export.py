@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from oracle.command_line import ENVIRONMENT, TINY, invoke, last_line, names, write_chain
 
-from tapas.cli import export
-from tapas.cli.export_readme import export_readme
 from tapas.retrieval import faiss_index
+from tapas.training import export
+from tapas.training.export_readme import export_readme
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,8 @@ from torch import nn
 
 import tapas
 from tapas.checksums import checksum
-from tapas.cli import export
 from tapas.retrieval import export_encoder, load_encoder
+from tapas.training import export
 
 OPENS_RUN = (
     ("recommend", "strange", "--user", "u1", "--json"),
