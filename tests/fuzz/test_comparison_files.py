@@ -11,6 +11,7 @@ from oracle.comparison_results import diverged, pace, result, settings, write_li
 
 from experiments.overview import read_paces, read_studies
 from tapas.cli.cite import cite_comparison
+from tapas.cli.compare import _printed
 from tapas.comparison.report import as_document, make_blocks
 from tapas.comparison.results import read_comparison, refuse_damaged
 
@@ -33,7 +34,7 @@ def comparison(tmp_path_factory):
 def report(folder):
     with refuse_damaged(folder):
         found = read_comparison(folder)
-        return as_document(found), make_blocks(found)
+        return as_document(found), make_blocks(found), list(_printed(found, show_all=True))
 
 
 def check(comparison, name, content):

@@ -14,6 +14,7 @@ from tapas.errors import DataError
 from tapas.heads.citations import bibtex_of
 from tapas.heads.own_method import NotImportedError
 from tapas.json_toml import parse_json
+from tapas.regular_file import read_given
 from tapas.training.config import HeadConfig, OptimizerConfig, TrainConfig
 from tapas.version import __version__
 
@@ -58,8 +59,9 @@ def is_comparison(folder: Path) -> bool:
 
 def cite_comparison(folder: Path) -> str:
     """BibTeX of the papers of all methods in a comparison, and of their optimizer."""
+    content = read_given(folder / SETTINGS)
     try:
-        settings = parse_json((folder / SETTINGS).read_bytes())
+        settings = parse_json(content)
         contenders = by_name(settings["contenders"])
         optimizer = OptimizerConfig(rows=settings["optimizer"]["rows"])
     except NotImportedError:

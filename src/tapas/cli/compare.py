@@ -2,7 +2,9 @@
 
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -309,41 +311,45 @@ def _report(out: Path, as_json: bool, show_all: bool) -> None:
 
     with refuse_damaged(out):
         comparison = read_comparison(out)
-        files, document = write_report(comparison), as_document(comparison)
+        files = write_report(comparison)
+        if as_json:
+            printed = [partial(print_json, as_document(comparison))]
+        else:
+            printed = list(_printed(comparison, show_all))
     OutputFolder(out).write(files)
-    if as_json:
-        print_json(document)
-    else:
-        _print(comparison, show_all)
+    for show in printed:
+        show()
     status(f"Wrote {', '.join(str(out / name) for name in files)}.")
 
 
-def _print(comparison: "Comparison", show_all: bool) -> None:
+def _printed(comparison: "Comparison", show_all: bool) -> Iterator[partial[None]]:
+    """What is printed of a comparison: calls to make once nothing more can be wrong with it."""
     from tapas.comparison import tables
     from tapas.comparison.recommendation import recommend_method
     from tapas.comparison.settings import describe_test_points
 
     for words in recommend_method(comparison).sentences:
-        say(words)
+        yield partial(say, words)
     for words in tables.seed_sentences(comparison):
-        say(words)
+        yield partial(say, words)
     for each in comparison.methods:
         if each.state and not each.seeds_done:
-            say(f"{each.title}: {each.state}.")
-    print_lines("")
+            yield partial(say, f"{each.title}: {each.state}.")
+    yield partial(print_lines, "")
     if num_points := tables.num_test_points(comparison):
-        say(
+        yield partial(
+            say,
             f"{describe_test_points(comparison.settings, num_points)} ±: distance to the farther "
-            "end of the 95 % interval (bootstrap over users and seeds)."
+            "end of the 95 % interval (bootstrap over users and seeds).",
         )
-        print_lines("")
+        yield partial(print_lines, "")
     if rows := tables.quality_rows(comparison):
-        print_table(tables.TERMINAL_QUALITY, rows)
-        print_lines("")
+        yield partial(print_table, tables.TERMINAL_QUALITY, rows)
+        yield partial(print_lines, "")
     if rows and show_all:
-        print_table(tables.TERMINAL_DETAILS, tables.detail_rows(comparison))
-        print_lines("")
-        print_table(tables.TERMINAL_SETTINGS, tables.setting_rows(comparison))
-        print_lines("")
+        yield partial(print_table, tables.TERMINAL_DETAILS, tables.detail_rows(comparison))
+        yield partial(print_lines, "")
+        yield partial(print_table, tables.TERMINAL_SETTINGS, tables.setting_rows(comparison))
+        yield partial(print_lines, "")
     if baselines := tables.baseline_rows(comparison):
-        print_table(("without training", *tables.TERMINAL_QUALITY[1:]), baselines)
+        yield partial(print_table, ("without training", *tables.TERMINAL_QUALITY[1:]), baselines)

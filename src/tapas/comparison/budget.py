@@ -9,6 +9,7 @@ at once changes nothing. Trials are chosen by validation results only.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from tapas.comparison.config import CompareConfig
 from tapas.comparison.contenders import Trial, by_name, find_contender
@@ -81,7 +82,10 @@ class RunBudget:
                     "it stopped."
                 )
             if "diverged" not in ledger[run]:
-                scores[trial] = float(ledger[run]["map@20"])
+                score = ledger[run].get("map@20")
+                if not isinstance(score, int | float) or not isfinite(score):
+                    raise ledger.damaged(run.key(), "map@20 is no number")
+                scores[trial] = float(score)
         return max(scores, key=scores.__getitem__) if scores else None
 
     def finals(self, ledger: Ledger) -> list[CompareRun]:

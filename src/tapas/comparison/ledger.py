@@ -1,7 +1,8 @@
 """Results on disk: one JSON line for each run, appended, never rewritten.
 
 A run in the ledger is not run again, so that an experiment can be stopped at any time and
-continued. A line cut short by a crash or a full disk is skipped, and its run is repeated.
+continued. A last line cut short by a crash or a full disk is removed, and its run is repeated; any
+other line that cannot be read is an error.
 """
 
 import hashlib
@@ -9,12 +10,12 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 from tapas.atomic_file import make_folder, sync
 from tapas.errors import DataError
 from tapas.json_toml import parse_json
-from tapas.regular_file import check_given
+from tapas.regular_file import MAX_TEXT_BYTES, check_given
 from tapas.signals import defer_signals
 
 Result = dict[str, Any]
@@ -40,15 +41,33 @@ class Ledger:
 
     def __init__(self, path: Path, also: Sequence[Path] = ()):
         self.path = path
-        self.results: dict[str, Result] = {
-            result["key"]: result for file in (*also, path) for result in _read(file)
-        }
+        self.results: dict[str, Result] = {}
+        for file in (*also, path):
+            self._lines: dict[str, int] = {}  # by key, of the last file
+            for number, result in _read(file):
+                key = result["key"]
+                if key in self._lines and result != self.results[key]:
+                    raise DataError(
+                        f"{file}, line {number}: another result of the run in line "
+                        f"{self._lines[key]}. Remove one of the two lines."
+                    )
+                self._lines[key], self.results[key] = number, result
 
     def __contains__(self, run: Keyed) -> bool:
         return run.key() in self.results
 
     def __getitem__(self, run: Keyed) -> Result:
         return self.results[run.key()]
+
+    def damaged(self, key: str, problem: str) -> DataError:
+        """The error for a result in which something is wrong."""
+        return _damaged(self.path, self._lines.get(key, 0), problem)
+
+    def check_keys(self) -> None:
+        """Raise DataError if a result is not under the `short_key` of its run."""
+        for key, result in self.results.items():
+            if key != short_key(result["run"]):
+                raise self.damaged(key, "its key is that of another run")
 
     def missing(self, runs: Iterable[Run]) -> list[Run]:
         """Runs that still have to be done, each once."""
@@ -58,9 +77,9 @@ class Ledger:
         """Append one line and flush it to disk."""
         make_folder(self.path.parent)
         is_new = not self.path.exists()
-        complete = is_new or self.path.read_bytes()[-1:] in (b"", b"\n")
-        with defer_signals(), self.path.open("a") as file:
-            file.write(("" if complete else "\n") + json.dumps(result) + "\n")
+        with defer_signals(), self.path.open("ab+") as file:
+            _end_line(file)
+            file.write(json.dumps(result).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
             if is_new:
@@ -68,22 +87,57 @@ class Ledger:
             self.results[result["key"]] = result
 
 
-def _read(path: Path) -> Iterator[Result]:
+def _end_line(file: BinaryIO) -> None:
+    """Remove half a line at the end of `file`."""
+    file.seek(0)
+    content = file.read()
+    end = content.rfind(b"\n") + 1
+    if _is_json(content[end:]):
+        file.write(b"\n")
+    else:
+        file.truncate(end)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        parse_json(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _read(path: Path) -> Iterator[tuple[int, Result]]:
+    """The results in the file `path`, each with the number of its line."""
     if not path.exists():
         return
     check_given(path)
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        try:
-            result = parse_json(line)
-        except ValueError:
-            continue  # cut short by a crash: its run is repeated
-        if not _is_result(result):
-            raise DataError(
-                f"{path}, line {number}: not a result of an experiment (no key and run). "
-                "Move the file away, or remove that line."
-            )
-        yield result
+    with path.open("rb") as file:
+        lines = iter(lambda: file.readline(MAX_TEXT_BYTES + 1), b"")
+        for number, line in enumerate(lines, start=1):
+            if len(line) > MAX_TEXT_BYTES:
+                raise _damaged(path, number, f"more than {MAX_TEXT_BYTES // 2**20} MB")
+            if not line.strip():
+                continue
+            try:
+                result = parse_json(line)
+            except ValueError as error:
+                if not line.endswith(b"\n"):
+                    return  # cut short by a crash: its run is repeated
+                # the error of the parser itself counts lines anew
+                raise _damaged(path, number, getattr(error, "msg", "") or str(error)) from None
+            if not _is_result(result):
+                raise DataError(
+                    f"{path}, line {number}: not a result of an experiment (no key and run). "
+                    "Move the file away, or remove that line."
+                )
+            yield number, result
+
+
+def _damaged(path: Path, line: int, problem: str) -> DataError:
+    return DataError(
+        f"{path}, line {line} is damaged: {problem}. Remove that line; the same command then does "
+        "its run again."
+    )
 
 
 def _is_result(found: object) -> bool:

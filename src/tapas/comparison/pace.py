@@ -25,6 +25,7 @@ from tapas.training.step import step
 
 WARM_UP = 3  # steps that are not counted
 LEAST = 3  # steps that are
+SHORTEST, LONGEST = 1e-7, 1e6  # seconds that a step can take
 PATIENCE = 4  # times the seconds of a turn; a slower contender gets fewer steps
 
 
@@ -125,7 +126,21 @@ def mean_step(take: Callable[[int], float], seconds: float, warm_up: int = WARM_
 def paces(ledger: Ledger, runs: Sequence[PaceRun]) -> dict[str, float]:
     """Seconds per step of each contender that could be built."""
     return {
-        run.contender: statistics.median(ledger[run]["step_seconds"])
+        run.contender: _pace(ledger, run)
         for run in runs
         if run in ledger and "skipped" not in ledger[run]
     }
+
+
+def _pace(ledger: Ledger, run: PaceRun) -> float:
+    found = ledger[run]
+    rounds = found.get("step_seconds")
+    if not isinstance(rounds, list) or not rounds or not all(map(_is_time_of_step, rounds)):
+        raise ledger.damaged(run.key(), "step_seconds are no times of steps")
+    if found["run"].get("contender") != run.contender:
+        raise ledger.damaged(run.key(), "its key is that of another run")
+    return float(statistics.median(rounds))
+
+
+def _is_time_of_step(value: object) -> bool:
+    return isinstance(value, int | float) and SHORTEST <= value <= LONGEST

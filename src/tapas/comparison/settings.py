@@ -24,6 +24,7 @@ from tapas.escapes import shell_join
 from tapas.evaluation.points import describe_points
 from tapas.json_toml import parse_json
 from tapas.phrases import counted
+from tapas.regular_file import read_given
 from tapas.training.config import RENAMED, HeadConfig, ModelConfig, OptimizerConfig
 from tapas.version import __version__
 
@@ -38,6 +39,9 @@ SECTIONS = {
 }
 POINTS = "points_per_user"  # "one", the first behind the cut; left out: several, anywhere behind it
 MACHINE = "machine"  # the part of the settings that may differ when a comparison goes on
+NEEDED = ("contenders", "seeds", "trials", "budget_seconds", "num_samples", "batch", "split",
+          "model", "optimizer")  # fmt: skip
+RESTORE = "Restore it, or move"
 Settings = Mapping[str, Any]
 
 
@@ -99,19 +103,27 @@ def keep_settings(path: Path, settings: Settings) -> None:
 
 
 def read_comparison_settings(path: Path) -> dict[str, Any]:
-    return read_settings(path, needed=("contenders", "seeds"), away="the folder")
+    found = read_settings(path, needed=NEEDED, away="the folder")
+    names, seeds = found["contenders"], found["seeds"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{path}: contenders is no list of methods. {RESTORE} the folder away.")
+    if type(seeds) is not int or seeds < 1:
+        raise DataError(f"{path}: seeds is no number above 0. {RESTORE} the folder away.")
+    return found
 
 
 def read_settings(path: Path, *, needed: Sequence[str] = (), away: str) -> dict[str, Any]:
     """The table in `path`; `away` is what else to move away if it cannot be read."""
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_given(path))
+    except UsageError:
+        raise
     except ValueError:
         found = None
     if not isinstance(found, dict) or not all(name in found for name in needed):
         raise DataError(
-            f"{path} cannot be read as the settings of the results beside it. Restore it, or move "
-            f"{away} away."
+            f"{path} cannot be read as the settings of the results beside it. {RESTORE} {away} "
+            "away."
         )
     for section, names in RENAMED.items():
         if isinstance(found.get(section), dict):

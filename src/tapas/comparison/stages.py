@@ -70,11 +70,13 @@ def _compare(
 ) -> None:
     num_samples = config.num_samples(log.num_items)
 
-    measured, wanted = Ledger(out / PACE), pace_runs(config, num_samples)
+    measured, ledger = Ledger(out / PACE), Ledger(out / RUNS)
+    ledger.check_keys()
+    wanted = pace_runs(config, num_samples)
     measure_paces(measured, wanted, config, cache, progress("step times"))
     budget = RunBudget(config, num_samples, paces(measured, wanted))
 
-    ledger, go = Ledger(out / RUNS), partial(execute, config=config, cache=cache)
+    go = partial(execute, config=config, cache=cache)
     for run, words in budget.too_slow().values():
         status(f"Method {run.contender}: {words}")
         if run not in ledger:

@@ -99,3 +99,19 @@ def test_results_without_what_a_report_needs_are_refused(tmp_path):
         refuse_damaged(tmp_path),
     ):
         {}["blocks"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"contenders": "tapas"}, ": contenders is no list of methods. Restore it, or move the"),
+        ({"seeds": 2.5}, ": seeds is no number above 0. Restore it, or move the folder away."),
+        ({"model": None}, " cannot be read as the settings of the results beside it. Restore it,"),
+    ],
+)
+def test_settings_without_what_a_report_needs_are_refused(tmp_path, change, words):
+    path = tmp_path / "settings.json"
+    found = {**settings(["full"]), **change}
+    path.write_text(json.dumps({name: value for name, value in found.items() if value is not None}))
+    with pytest.raises(DataError, match=re.escape(f"{path}{words}")):
+        read_comparison(tmp_path)

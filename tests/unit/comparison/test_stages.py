@@ -2,12 +2,18 @@
 
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from tapas.comparison import stages as comparing
 from tapas.comparison.config import quick
+from tapas.comparison.ledger import short_key
+from tapas.comparison.pace import paces
+from tapas.comparison.report import as_document
+from tapas.comparison.results import read_comparison
 from tapas.comparison.runs import open_log
 from tapas.comparison.settings import check_settings
 from tapas.comparison.stages import compare
@@ -36,6 +42,10 @@ def out(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("compare") / "out"
     compare(CONFIG, folder, cache=cache)
     return folder
+
+
+def copy(out, folder):
+    return Path(shutil.copytree(out, folder, dirs_exist_ok=True))
 
 
 def test_every_contender_has_its_trials_its_seeds_and_the_references(out):
@@ -115,8 +125,7 @@ def test_a_method_that_is_too_slow_is_reported_and_recorded(tmp_path, cache, mon
 
 def test_parallel_runs_give_the_same_numbers(out, tmp_path, cache):
     """All runs but the last two seeds exist already."""
-    for file in out.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    copy(out, tmp_path)
     whole = (out / "runs.jsonl").read_text().splitlines()
     (tmp_path / "runs.jsonl").write_text("\n".join(whole[:-2]) + "\n")
     compare(CONFIG, tmp_path, cache=cache, workers=2)
@@ -140,6 +149,57 @@ def test_another_machine_may_continue_and_damaged_settings_are_an_error(
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(DataError, match=r"settings\.json cannot be read as the settings of the re"):
         check_settings(tmp_path / "settings.json", CONFIG, opened.log, opened.split)
+
+
+DAMAGE = [
+    ("runs.jsonl", lambda line: line["run"].update(steps=7), "its key is that of another run"),
+    ("pace.jsonl", lambda line: line.update(step_seconds=[float("nan")]),
+     "step_seconds are no times of steps"),
+    ("pace.jsonl", lambda line: line.pop("step_seconds"), "step_seconds are no times of steps"),
+    ("pace.jsonl", lambda line: line["run"].update(contender="sampled"),
+     "its key is that of another run"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "words"), DAMAGE)
+def test_damaged_results_are_not_continued(out, cache, tmp_path, monkeypatch, name, change, words):
+    monkeypatch.setattr(comparing, "paces", paces)
+    copied = copy(out, tmp_path)
+    first, *others = lines(copied / name)
+    change(first)
+    text = "".join(json.dumps(line) + "\n" for line in (first, *others))
+    (copied / name).write_text(text)
+    with pytest.raises(DataError) as error:
+        compare(CONFIG, copied, cache=cache)
+    assert str(error.value) == (
+        f"{copied / name}, line 1 is damaged: {words}. Remove that line; the same command then "
+        "does its run again."
+    )
+    assert (copied / name).read_text() == text
+
+
+@pytest.mark.parametrize("score", [float("nan"), "0.5", None])
+def test_a_trial_without_a_score_is_not_continued(out, cache, tmp_path, score):
+    copied = copy(out, tmp_path)
+    found = lines(copied / "runs.jsonl")
+    at = next(n for n, line in enumerate(found) if line["run"]["points"] == "validation")
+    found[at]["map@20"] = score
+    (copied / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in found))
+    words = rf"runs.jsonl, line {at + 1} is damaged: map@20 is no number\. "
+    with pytest.raises(DataError, match=words):
+        compare(CONFIG, copied, cache=cache)
+
+
+def test_results_of_an_unknown_method_change_nothing(out, cache, tmp_path):
+    copied = copy(out, tmp_path)
+    run = {"contender": "gone", "seed": 0, "points": "test"}
+    with (copied / "runs.jsonl").open("a") as file:
+        file.write(json.dumps({"key": short_key(run), "run": run, "map@20": 1.0}) + "\n")
+    before = (copied / "runs.jsonl").read_text()
+    compare(CONFIG, copied, cache=cache)
+    assert (copied / "runs.jsonl").read_text() == before
+    want, got = (as_document(read_comparison(folder)) for folder in (out, copied))
+    assert got == want
 
 
 def test_results_at_other_points_are_not_continued(out, cache, tmp_path):
