@@ -11,7 +11,7 @@ from crash_points import Program, forked, race, try_all
 from oracle.command_line import chain_log
 
 from tapas import atomic_file
-from tapas.atomic_file import OutputFolder, atomic_write
+from tapas.atomic_file import OutputFolder, atomic_pair, atomic_write
 from tapas.checkpoints.folder import CheckpointFolder
 from tapas.comparison.ledger import Ledger
 from tapas.data import prepare as prepare_module
@@ -183,6 +183,26 @@ def check_export_in_two_renames(at: Path, succeeded: bool) -> None:
     check_export(at, succeeded)
 
 
+def write_pair(at: Path, version: int = 0) -> None:
+    with atomic_pair(at / "a.faiss", at / "a.keys.json") as made:
+        for unfinished in made:
+            unfinished.write_text(str(version))
+
+
+def write_pair_again(at: Path) -> None:
+    write_pair(at, 1)
+
+
+def check_pair(at: Path, succeeded: bool) -> None:
+    """Keys are never those of another index, but may be missing."""
+    index, keys = at / "a.faiss", at / "a.keys.json"
+    assert index.read_text() == "1" or not succeeded
+    assert keys.exists() or not succeeded
+    assert not keys.exists() or keys.read_text() == index.read_text()
+    write_pair(at, 2)
+    assert names(at) == ["a.faiss", "a.keys.json"]
+
+
 def write_csv(at: Path) -> None:
     (at / "log.csv").write_text("user,item,time\n1,a,1\n1,b,2\n2,a,3\n")
 
@@ -253,6 +273,7 @@ def check_result(at: Path, succeeded: bool) -> None:
 
 
 PROGRAMS = {
+    "replace an index and its keys": Program(write_pair, write_pair_again, check_pair),
     "add a result": Program(lambda at: None, add_result, check_result),
     "create a run": Program(make_log, create, check_run),
     "create a run in an empty folder": Program(make_log_and_folder, create, check_run),

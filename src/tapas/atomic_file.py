@@ -39,11 +39,37 @@ def atomic_write(path: Path, suffix: str = "") -> Iterator[Path]:
     """
     if suffix and path.suffix != suffix:
         raise UsageError(f"{path} must end in {suffix}. Call it {path.with_suffix(suffix).name}.")
+    with _refused(path), unfinished_file(path) as unfinished:
+        yield unfinished
+
+
+@contextmanager
+def atomic_pair(path: Path, beside: Path) -> Iterator[tuple[Path, Path]]:
+    """As `atomic_write`, for `path` and a file `beside` it that is wrong with any other `path`.
+
+    Two files cannot be replaced at once. So the old `beside` is removed first and the new one
+    comes last: wherever the process dies, it belongs to `path` or is missing.
+    """
+    with _refused(path), private_folder(path) as private:
+        made = private / f"file{path.suffix}", private / f"beside{beside.suffix}"
+        yield made
+        for unfinished in made:
+            sync(unfinished)
+        with suppress(FileNotFoundError):
+            os.replace(beside, private / REPLACED)
+        sync(path.parent)
+        for unfinished, target in zip(made, (path, beside), strict=True):
+            os.replace(unfinished, target)
+            sync(path.parent)
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """Raise UsageError if `path` cannot be written."""
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}. Make it first.")
     try:
-        with unfinished_file(path) as unfinished:
-            yield unfinished
+        yield
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror or error}. Free some space or choose another "

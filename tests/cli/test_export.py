@@ -108,7 +108,8 @@ def test_nothing_is_overwritten_without_force(run, at, to, quick_encoder):
 def test_keys_of_another_index_are_not_overwritten_either(run, at):
     (at / "a.keys.json").write_text("[]")
     assert last_line(invoke("export", "run", "--to", "a.faiss")) == (
-        "a.keys.json exists. Choose another --to or add --force."
+        "a.keys.json exists, which would have the keys of a.faiss. Choose another --to or add "
+        "--force."
     )
     assert names(at) == ["a.keys.json", "run"]
 

@@ -10,7 +10,8 @@ import crash_programs
 import pytest
 from forked import Forked
 
-QUICK = {"add a result", "begin a journal", "continue a journal", "export", "write results"}
+QUICK = {"add a result", "begin a journal", "continue a journal", "export", "write results",
+         "replace an index and its keys"}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,14 @@ class FaissIndex:
 
     def save(self, path: Path) -> None:
         """Write the index in FAISS's format; a failure leaves no file."""
+        with atomic_write(Path(path)) as unfinished:
+            self.write(unfinished)
+
+    def write(self, path: Path) -> None:
+        """As `save`, but a failure may leave part of the file."""
         faiss = _faiss()
         # by a Python file: FAISS's writer does not notice if its last block is not written
-        with atomic_write(Path(path)) as unfinished, unfinished.open("wb") as file:
+        with path.open("wb") as file:
             faiss.write_index(self.index, faiss.PyCallbackIOWriter(file.write))
 
     def _search(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:

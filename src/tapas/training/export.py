@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tapas.atomic_file import atomic_write, is_taken, make_folder, unfinished_folder
+from tapas.atomic_file import atomic_pair, is_taken, make_folder, unfinished_folder
 from tapas.checksums import checksum, with_checksum
 from tapas.data.event_log import VOCABULARIES
 from tapas.data.table_files import write_frame
@@ -113,10 +113,15 @@ def _check_free(to: Path, force: bool) -> None:
             raise UsageError(
                 f"{to} exists and is not an exported folder, nor empty. Choose another --to."
             )
-    beside = [_keys_file(to)] if to.suffix == ".faiss" else []
-    for path in (to, *beside):
-        if path.exists() and not force:
-            raise UsageError(f"{path} exists. Choose another --to or add --force.")
+    if force:
+        return
+    if to.exists():
+        raise UsageError(f"{to} exists. Choose another --to or add --force.")
+    if to.suffix == ".faiss" and _keys_file(to).exists():
+        raise UsageError(
+            f"{_keys_file(to)} exists, which would have the keys of {to}. Choose another --to or "
+            "add --force."
+        )
 
 
 def _rows(model: SequenceModel) -> tuple[torch.Tensor, torch.Tensor]:
@@ -174,9 +179,9 @@ def _faiss(
         bias[rare] = lowest
         keys[rare] = None
     built = build_index(weight, bias, kind, query=query, recall=recall or WANTED_RECALL)
-    with atomic_write(_keys_file(to)) as unfinished:
-        unfinished.write_text(json.dumps(keys, ensure_ascii=False) + "\n", encoding="utf-8")
-        built.save(to)
+    with atomic_pair(to, _keys_file(to)) as (index, listed):  # other keys would be wrong answers
+        listed.write_text(json.dumps(keys, ensure_ascii=False) + "\n", encoding="utf-8")
+        built.write(index)
     numbers: dict[str, Any] = {"index": kind, "items": len(keys), "keys": _keys_file(to).name}
     words = f"{kind if kind == 'exact' else kind.upper()} index of {len(keys):,} items"
     k = min(MEASURED_AT, len(keys))
