@@ -209,7 +209,17 @@ def read_json(path: Path) -> dict[str, Any]:
     except WrongChecksumError:
         raise DataError(differs(path)) from None
     except ValueError:
-        raise DataError(f"{path} is damaged: it is not the JSON that was saved.") from None
+        raise not_as_saved(path) from None
+
+
+def not_as_saved(path: Path) -> DataError:
+    """The error for a file whose JSON has not what was written, though its checksum is right."""
+    return DataError(f"{path} is damaged: it is not the JSON that was saved.")
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write `record` with its checksum; it is not flushed to disk."""
+    path.write_text(json.dumps(with_checksum(record), indent=1) + "\n", encoding="utf-8")
 
 
 class WrongChecksumError(ValueError):

@@ -8,7 +8,6 @@
 No file is pickled, so loading one cannot run code.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -29,8 +28,9 @@ from tapas.checksums import (
     check_sizes,
     checksum,
     is_checksum,
+    not_as_saved,
     read_json,
-    with_checksum,
+    write_json,
 )
 from tapas.errors import DataError, TapasError, UsageError
 from tapas.regular_file import check_stored
@@ -71,8 +71,7 @@ def write_state(folder: Path, record: Mapping[str, Any]) -> None:
     # beside the files, where tapas 0.1.0 does not look
     blocks = {name: each.pop("blocks") for name, each in files.items() if "blocks" in each}
     made = {"format": FORMAT, "tapas": __version__, **record, "files": files, "blocks": blocks}
-    text = json.dumps(with_checksum(made), indent=1) + "\n"
-    (folder / STATE).write_text(text, encoding="utf-8")
+    write_json(folder / STATE, made)
     for path in (folder / STATE, folder):
         sync(path)
 
@@ -113,7 +112,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     try:
         _check_record(folder, record)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError(f"{file} is damaged: it is not the JSON that was saved.") from None
+        raise not_as_saved(file) from None
     step, name = record["step"], FINISHED.fullmatch(folder.name)
     if name and int(name["step"] or name["replaced"]) != step:
         raise DataError(

@@ -1,6 +1,5 @@
 """A prepared log on disk: memory-mapped events sorted by user and time, and vocabularies."""
 
-import json
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -17,8 +16,9 @@ from tapas.checksums import (
     copy_with_checksum,
     differs,
     is_checksum,
+    not_as_saved,
     read_json,
-    with_checksum,
+    write_json,
 )
 from tapas.data.times import DATETIME
 from tapas.data.vocabulary import Vocabulary, num_keys
@@ -181,7 +181,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     description = read_json(file)
     check_format(file, description, "log", FORMAT_VERSION)
     if not _is_description(description):
-        raise DataError(f"{file} is damaged: it is not the JSON that was saved.")
+        raise not_as_saved(file)
     return description
 
 
@@ -214,8 +214,7 @@ def _file_names(sizes: Iterable[str]) -> list[str]:
 
 
 def _write_description(folder: Path, description: dict[str, Any]) -> None:
-    record = with_checksum({"format_version": FORMAT_VERSION, **description})
-    (folder / DESCRIPTION).write_text(json.dumps(record, indent=1) + "\n")
+    write_json(folder / DESCRIPTION, {"format_version": FORMAT_VERSION, **description})
 
 
 def _mapped(file: Path, size: int) -> NDArray[Any]:

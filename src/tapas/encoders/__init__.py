@@ -1,7 +1,7 @@
 """Sequence encoders: from item vectors to a query at every position."""
 
 from tapas.encoders.base import Encoder, last_state
-from tapas.encoders.build import ENCODERS, build_encoder, least_bytes, num_parameters
+from tapas.encoders.build import ENCODERS, build_encoder, num_parameters
 from tapas.encoders.gru import GRUEncoder
 from tapas.encoders.mean import MeanEncoder
 from tapas.encoders.transformer import TransformerEncoder
@@ -14,6 +14,5 @@ __all__ = [
     "TransformerEncoder",
     "build_encoder",
     "last_state",
-    "least_bytes",
     "num_parameters",
 ]

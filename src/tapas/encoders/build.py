@@ -9,19 +9,6 @@ from tapas.errors import choice
 ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
 
 
-LAYER_BYTES = 100  # the least that names and shapes of a layer take in a safetensors file
-
-
-def least_bytes(kind: str, dim: int, *, history: int, layers: int) -> int:
-    """The least size of a safetensors file with the weights of an encoder.
-
-    Sizes from a stranger are compared with that of the file before an encoder is built.
-    """
-    layers = 1 if kind == "mean" else layers
-    places = history if kind == "transformer" else 0
-    return layers * (LAYER_BYTES + 4 * dim * dim) + 4 * dim * places
-
-
 def num_parameters(kind: str, dim: int, *, history: int, layers: int = 1) -> int:
     """The number of parameters of `build_encoder`, without building it.
 

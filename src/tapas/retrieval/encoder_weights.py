@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tapas.encoders import ENCODERS, Encoder, build_encoder, least_bytes
+from tapas.encoders import ENCODERS, Encoder, build_encoder, num_parameters
 from tapas.errors import DataError, TapasError
 from tapas.retrieval.encoder_export import QueryModule
 from tapas.retrieval.tensor_file import open_tensors, write_tensors
@@ -66,7 +66,7 @@ def read_encoder(path: Path, settings: object, rows: Tensor) -> WeightsEncoder:
     known = _checked(path, settings, rows.shape[1])
     with open_tensors(path, FORMAT) as file:
         sizes = {name: known[name] for name in ("kind", "dim", "history", "layers")}
-        if least_bytes(**sizes) > path.stat().st_size:
+        if 4 * num_parameters(**sizes) > path.stat().st_size:
             raise _misfit(path)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     inputs = tensors.pop(INPUTS, rows)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tapas.checksums import Checksum, check_files, is_checksum, read_json
+from tapas.checksums import Checksum, check_files, is_checksum, not_as_saved, read_json
 from tapas.errors import DataError, UsageError
 from tapas.regular_file import check_stored
 from tapas.retrieval.embeddings import load_embeddings
@@ -133,5 +133,5 @@ def export_checksums(path: Path, record: dict[str, Any]) -> dict[Path, Checksum]
     if files is None:
         return None
     if not isinstance(files, dict) or not all(map(is_checksum, files.values())):
-        raise DataError(f"{path / EXPORT_RECORD} is damaged: it is not the JSON that was saved.")
+        raise not_as_saved(path / EXPORT_RECORD)
     return {path / Path(name).name: each for name, each in files.items()}

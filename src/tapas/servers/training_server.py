@@ -1,13 +1,12 @@
 """`TrainingServer`: a row server of a run, which starts from a checkpoint and saves its rows."""
 
-import json
 from pathlib import Path
 
 import torch
 
 from tapas.atomic_file import atomic_write
 from tapas.checkpoints.rows import TableRows, WriteFailed, Written, write_rows
-from tapas.checksums import with_checksum
+from tapas.checksums import write_json
 from tapas.data.splits import split_log
 from tapas.errors import DataError
 from tapas.servers.messages import Version
@@ -30,7 +29,7 @@ def restore_point(run: Path) -> int | None:
 
 def set_restore_point(run: Path, step: int | None) -> None:
     with atomic_write(run / RESTORE) as unfinished:
-        unfinished.write_text(json.dumps(with_checksum({"step": step})) + "\n", encoding="utf-8")
+        write_json(unfinished, {"step": step})
 
 
 class TrainingServer(RowServer):

@@ -18,7 +18,7 @@ from tapas.data.splits import Split
 from tapas.data.windows import Windows, predicting_events
 from tapas.distributed import ShardedTable
 from tapas.distributed.collectives import GroupRanks
-from tapas.encoders import Encoder, build_encoder, least_bytes, num_parameters
+from tapas.encoders import Encoder, build_encoder, num_parameters
 from tapas.errors import DataError, UsageError
 from tapas.heads import FlatHead
 from tapas.heads.facts import BuildContext
@@ -221,8 +221,8 @@ def check_sizes(config: TrainConfig, num_classes: int, checkpoint: Path) -> None
     So a config.toml with absurd sizes does not take memory that its checkpoint does not need.
     """
     record, model = read_record(checkpoint), config.model
-    sizes = {"dim": model.dim, "history": model.history, "layers": model.layers}
-    least, fits = least_bytes(model.encoder, **sizes), True
+    sizes = {"history": model.history, "layers": model.layers}
+    least, fits = 4 * num_parameters(model.encoder, model.dim, **sizes), True  # bytes
     for name, spec in table_specs(config, num_classes).items():
         table = record["tables"].get(name)
         if table is None:

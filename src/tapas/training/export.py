@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tapas.atomic_file import atomic_pair, is_taken, make_folder, unfinished_folder
-from tapas.checksums import checksum, with_checksum
+from tapas.checksums import checksum, write_json
 from tapas.data.event_log import VOCABULARIES
 from tapas.data.table_files import write_frame
 from tapas.data.windows import gather_histories
@@ -269,8 +269,7 @@ def _folder(
         (unfinished / "README.txt").write_text(readme, encoding="utf-8")
         about = {"format": EXPORT_FORMAT, "tapas": __version__, "step": at}
         files = {file.name: checksum(file) for file in sorted(unfinished.iterdir())}
-        record = with_checksum({**about, **numbers, **serving, "files": files})
-        text = json.dumps(record, indent=1) + "\n"
-        (unfinished / EXPORT_RECORD).write_text(text, encoding="utf-8")
+        record = {**about, **numbers, **serving, "files": files}
+        write_json(unfinished / EXPORT_RECORD, record)
     said = ["encoder", *(part.words for part in (written[0], *written[2:]))]
     return Written(f"{'; '.join(said)}; README.txt says how to use them", numbers)

@@ -1,6 +1,7 @@
 """Checking all files of a run against their checksums, as `tapas verify` does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,6 +53,14 @@ class Part:
         if self.problems:
             return "damaged"
         return "not checked" if self.unchecked else "whole"
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """An error inside the block becomes one of the problems."""
+        try:
+            yield
+        except TapasError as error:
+            self.problems.append(str(error))
 
 
 def check_run(
@@ -108,10 +117,8 @@ def _run(path: Path, files: dict[Path, tuple[Part, Checksum]]) -> list[Part]:
     parts += [_checkpoint(step, steps[step], files) for step in sorted(steps)]
     if (path / JOURNAL).exists():
         parts.append(part := _sized(JOURNAL, path / JOURNAL))
-        try:
+        with part.noting():
             part.unchecked = check_journal(path / JOURNAL)
-        except TapasError as error:
-            part.problems.append(str(error))
     if (path / RESTORE).exists():
         parts.append(part := _sized(RESTORE, path / RESTORE))
         try:
@@ -134,11 +141,9 @@ def _run(path: Path, files: dict[Path, tuple[Part, Checksum]]) -> list[Part]:
 
 def _export(path: Path, files: dict[Path, tuple[Part, Checksum]]) -> list[Part]:
     parts = {file: _sized(file.name, file) for file in _entries(path)}
-    try:
+    checksums = None
+    with parts[path / EXPORT_RECORD].noting():
         checksums = export_checksums(path, read_export_record(path))
-    except TapasError as error:
-        parts[path / EXPORT_RECORD].problems.append(str(error))
-        checksums = None
     for file, checksum in (checksums or {}).items():
         files[file] = parts.setdefault(file, Part(file.name)), checksum
     for file, part in parts.items():
@@ -153,8 +158,8 @@ def _log(
     listed: dict[str, Checksum],
     files: dict[Path, tuple[Part, Checksum]],
 ) -> Part:
-    part = Part(LOG, sum(file.stat().st_size for file in _entries(folder) if file.is_file()))
-    try:
+    part = _sized(LOG, *_entries(folder))
+    with part.noting():
         checksums = log_checksums(folder, read_description(folder))
         files |= {run / name: (part, checksum) for name, checksum in listed.items()}
         if checksums is None:
@@ -162,23 +167,19 @@ def _log(
             EventLog.open(folder)
         else:
             files |= {file: (part, checksum) for file, checksum in checksums.items()}
-    except TapasError as error:
-        part.problems.append(str(error))
     return part
 
 
 def _checkpoint(step: int, folder: Path, files: dict[Path, tuple[Part, Checksum]]) -> Part:
-    size = sum(file.stat().st_size for file in _entries(folder) if file.is_file())
-    part = Part(f"step {step:,}", size, step=step)
-    try:
+    part = _sized(f"step {step:,}", *_entries(folder))
+    part.step = step
+    with part.noting():
         record = read_record(folder)
         part.best = record["best"]
         if not has_checksum(folder / STATE):
             part.unchecked = f"{STATE} has {EARLIER}"
         listed = checkpoint_files(folder, record)
         files |= {file: (part, checksum) for file, checksum in listed.items()}
-    except TapasError as error:
-        part.problems.append(str(error))
     return part
 
 
@@ -208,15 +209,15 @@ def _advise_checkpoints(path: Path, parts: list[Part]) -> None:
 
 
 def _other(file: Path, run: Path) -> Part:
-    size = file.stat().st_size if file.is_file() else 0
-    why = "no part of the run"
+    part = _sized(str(file.relative_to(run)), file)
+    part.unchecked = "no part of the run"
     if is_private(file):
-        why = "left by a killed process; `tapas train --resume` removes it"
-    return Part(str(file.relative_to(run)), size, unchecked=why)
+        part.unchecked = "left by a killed process; `tapas train --resume` removes it"
+    return part
 
 
-def _sized(name: str, file: Path) -> Part:
-    return Part(name, file.stat().st_size if file.is_file() else 0)
+def _sized(name: str, *files: Path) -> Part:
+    return Part(name, sum(file.stat().st_size for file in files if file.is_file()))
 
 
 def _entries(folder: Path) -> list[Path]:

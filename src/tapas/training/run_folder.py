@@ -15,7 +15,6 @@ of the other files of the log, state.json those of its checkpoint.
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 import tempfile
@@ -48,9 +47,10 @@ from tapas.checksums import (
     checksum,
     differs,
     is_checksum,
+    not_as_saved,
     read_json,
     text_with_checksum,
-    with_checksum,
+    write_json,
 )
 from tapas.data.event_log import DESCRIPTION, EventLog, copy_log
 from tapas.errors import DataError, UsageError
@@ -142,8 +142,7 @@ def create_run(
                 "files": {LOG_RECORD: log_record},
             }
             fill(unfinished)
-            text = json.dumps(with_checksum(record), indent=2) + "\n"
-            (unfinished / RECORD).write_text(text, encoding="utf-8")
+            write_json(unfinished / RECORD, record)
             sync_all(unfinished)
             if exists:
                 _move_into(path, unfinished)
@@ -267,7 +266,7 @@ def read_run_record(path: Path) -> dict[str, Any]:
         record = read_json(file)
         check_format(file, record, "run", FORMAT)
         if not _is_record(record):
-            raise DataError(f"{file} is damaged: it is not the JSON that was saved.")
+            raise not_as_saved(file)
     except DataError as error:
         raise DataError(f"{error} Restore it from another copy of the run.") from None
     return record
@@ -317,7 +316,7 @@ def read_restore_point(file: Path) -> int | None:
     """The step in restore.json, None for the start of the run; DataError if it is damaged."""
     step = read_json(file).get("step", -1)
     if step is not None and (type(step) is not int or step < 0):
-        raise DataError(f"{file} is damaged: it is not the JSON that was saved.")
+        raise not_as_saved(file)
     return step
 
 
