@@ -4,6 +4,7 @@ Each test process uses one thread, so that results do not depend on the number o
 `-n`, all tests of a file run in one process.
 """
 
+import gc
 import os
 import signal
 from contextlib import nullcontext
@@ -36,6 +37,11 @@ def pytest_collection_modifyitems(items):
     """Run files with slow tests first, so that all processes finish at about the same time."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish():
+    """Garbage collection skips what is there before the first test: millions of objects."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

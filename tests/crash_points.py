@@ -1,9 +1,9 @@
 """Lets every operation of a program that changes the disk fail once, or be the last of its process.
 
 `Disk` replaces the functions with which Python and our libraries change files by ones that count.
-Each place is tried in a forked process: `fails` raises an error there and goes on, `dies` ends the
-process without any cleaning up. Data is written half in both. `race` runs a program in several
-processes that reach its dangerous place at the same time.
+`fails` raises an error at one of them and goes on in the same process; `dies` ends a forked process
+there, without any cleaning up, and another one checks what is left. Data is written half in both.
+`race` runs a program in several processes that reach its dangerous place at the same time.
 """
 
 import builtins
@@ -14,7 +14,8 @@ import re
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from tapas.errors import UsageError
 from tapas.retrieval import tensor_file
 
 PRIVATE = re.compile(r"/\.[^/]*\.[0-9a-f]{16}\.unfinished/")
-DIED, UNREACHED = 9, 10  # exit codes
+DIED = 9  # exit code
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Program:
 
     `check` is called with the folder, and whether `change` succeeded: it must find the new state,
     or the old one or the new one, complete, and be able to make the next change. After a death it
-    is called in a new process.
+    is called in another process.
     """
 
     start: Callable[[Path], object]
@@ -53,7 +54,16 @@ class Disk:
         self.faults: list[str] = []
         self.real: list[tuple[object, str, object]] = []
 
-    def install(self) -> None:
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        try:
+            self._install()
+            yield
+        finally:
+            for owner, name, real in self.real:
+                setattr(owner, name, real)
+
+    def _install(self) -> None:
         for name in ("mkdir", "unlink", "rmdir"):
             self._replace(os, name, self._change)
         for owner, name in ((os, "rename"), (os, "replace"), (atomic_file, "_replace_folder")):
@@ -70,10 +80,6 @@ class Disk:
         real = getattr(owner, name)
         self.real.append((owner, name, real))
         setattr(owner, name, lambda *args, **options: counted(real, *args, **options))
-
-    def uninstall(self) -> None:
-        for owner, name, real in self.real:
-            setattr(owner, name, real)
 
     def act(self, half: Callable[[], object] = lambda: None) -> None:
         """Count one operation; at the right one, do half of it, and fail or die."""
@@ -175,48 +181,80 @@ def _full(path, dir_fd) -> str:
 
 
 def try_all(program: Program, root: Path) -> None:
-    """Let `program.change` fail and die at every operation; prints how many there are."""
+    """Let `program.change` fail and die at every operation; prints how many there are.
+
+    This process starts no threads, as polars does: it could not be forked any more.
+    """
     place, old = root / "place", root / "old"
     place.mkdir()
     forked(lambda: program.start(place))
     place.rename(old)
-    forked(lambda: _in_order(program, shutil.copytree(old, place)))
-    for kind in ("fails", "dies"):
-        at, code = 0, 0
-        while code != UNREACHED:
-            at += 1
-            shutil.rmtree(place)
-            shutil.copytree(old, place)
-            try:
-                code = forked(lambda at=at, kind=kind: _try(program, place, at, kind))
-                if code == DIED:
-                    forked(lambda: program.check(place, False))
-                litter = [str(path) for path in place.rglob(".*unfinished")]
-                assert not litter, litter
-            except AssertionError as error:
-                raise AssertionError(f"{kind} at operation {at}: {error}") from None
-        print(f"{kind} at {at - 1} places")
+    forked(lambda: _fail_everywhere(program, place, old))
+    shutil.rmtree(place)
+    deaths, died = 0, True
+    while died:
+        shutil.copytree(old, place)
+        disk = Disk(deaths + 1, "dies")
+        died = forked(lambda disk=disk: _change(program, place, disk)) == DIED
+        deaths += died
+        place.rename(root / (f"dead {deaths}" if died else "alive"))
+    forked(lambda: _check_all(program, place, deaths))
+    print(f"dies at {deaths} places")
 
 
-def _in_order(program: Program, place: Path) -> None:
+def _fail_everywhere(program: Program, place: Path, old: Path) -> None:
     disk = Disk()
-    disk.install()
-    program.change(place)
-    disk.check_order()
-
-
-def _try(program: Program, place: Path, at: int, kind: str) -> None:
-    disk, words = Disk(at, kind), ""
-    disk.install()
-    try:
+    shutil.copytree(old, place)
+    with disk.installed():
         program.change(place)
+    disk.check_order()
+    _check(program, place, True)
+    for at in range(1, disk.count + 1):
+        shutil.rmtree(place)
+        shutil.copytree(old, place)
+        with _named(f"fails at operation {at}"):
+            failing = Disk(at, "fails")
+            succeeded = _change(program, place, failing)
+            assert failing.count >= at, f"only {failing.count} operations"
+            _check(program, place, succeeded)
+    print(f"fails at {disk.count} places", flush=True)
+
+
+def _check_all(program: Program, place: Path, deaths: int) -> None:
+    """Check what the processes that died have left, and the one that did not."""
+    for at in range(1, deaths + 2):
+        died = at <= deaths
+        place.with_name(f"dead {at}" if died else "alive").rename(place)
+        with _named(f"dies at operation {at}"):
+            _check(program, place, not died)
+        shutil.rmtree(place)
+
+
+def _check(program: Program, place: Path, succeeded: bool) -> None:
+    program.check(place, succeeded)
+    litter = [str(path) for path in place.rglob(".*unfinished")]
+    assert not litter, litter
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"{what}: {error}") from error
+
+
+def _change(program: Program, place: Path, disk: Disk) -> bool:
+    """Whether it succeeded; if not, it must say so in one sentence."""
+    try:
+        with disk.installed():
+            program.change(place)
     except UsageError as error:
         words = str(error)
         assert words.endswith("."), words
         assert "\n" not in words, words
-    disk.uninstall()
-    program.check(place, not words)
-    os._exit(0 if disk.count >= at else UNREACHED)
+        return False
+    return True
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -236,7 +274,7 @@ def forked(work: Callable[[], object]) -> int:
     with os.fdopen(read) as pipe:
         said = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if said or code not in (0, UNREACHED, DIED):
+    if said or code not in (0, DIED):
         raise AssertionError(said or f"exit code {code}")
     return code
 

@@ -4,6 +4,7 @@ The process is forked from one that has imported everything. To test the imports
 a few tests run `python -m tapas`.
 """
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -90,6 +91,7 @@ def _launch(num_ranks, restarts, work, *args):
 
 def _rank(work, *args):
     """Return instead of exiting with 0, which torchrun takes for a failure."""
+    gc.freeze()
     torch.set_num_threads(1)
     try:
         work(*args)
@@ -106,6 +108,7 @@ def tapas_main(*arguments: object) -> None:
 
 
 def _run(work, args, place, env, streams, before):
+    gc.freeze()  # so that garbage collection does not copy the memory shared with other processes
     os.environ.clear()
     os.environ.update(env)
     os.chdir(place)

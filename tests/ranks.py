@@ -1,5 +1,6 @@
 """`run_ranks(3, work)` runs `work(ranks, *args)` in three gloo processes."""
 
+import gc
 import os
 import tempfile
 import traceback
@@ -17,8 +18,9 @@ TIMEOUT_SECONDS = 30
 CONTEXT = mp.get_context("forkserver")  # so that imports run only once
 PRELOAD = ["torch", "torch._dynamo", "pytest", "tapas.cli.main"]  # DDP needs dynamo
 PRELOAD += [  # imported by commands when they are called
-    "torch.utils.tensorboard", "tapas.training.run", "tapas.comparison.figures"
+    "torch.utils.tensorboard", "tapas.training.run", "tapas.servers.run", "tapas.comparison.figures"
 ]  # fmt: skip
+PRELOAD += ["typer.testing", "experiments.__main__"]  # imported by many tests
 CONTEXT.set_forkserver_preload(PRELOAD)
 
 
@@ -56,6 +58,7 @@ def run_ranks(num_ranks, work, *args, timeout=TIMEOUT_SECONDS):
 
 
 def _rank(rank, num_ranks, folder, timeout, work, args):
+    gc.freeze()  # so that garbage collection does not copy the memory shared with other ranks
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
