@@ -125,13 +125,36 @@ def parse_format(text: pl.Series, time_format: str) -> pl.Series:
     return _strptime(text, chrono)
 
 
-class _Numeric:
-    """Dates such as 1/2/2024 in some rows of a column."""
+class _SomeDates:
+    """Dates in some rows of a column, whose fields may be in one of two orders."""
 
     def __init__(self, text: pl.Series, rows: pl.Series, name: str, path: Path):
         self._dates = text.filter(rows)
         self._rows = rows.arg_true()
         self._name, self._path = name, path
+
+    def _quoted(self, row: int) -> str:
+        return f"'{self._dates[row]}' in row {self._rows[row] + 1}"
+
+    def _neither(self, row: int, tail: str, fields: str, *formats: str) -> UnclearDatesError:
+        """The problem that no row shows the order of `fields`; `tail` is the time of day."""
+        date = pl.Series([self._dates[row].removesuffix(tail)])
+        readings = []
+        for time_format in formats:
+            day = _strptime(date, time_format).cast(pl.Datetime("us")).dt.to_string("%Y-%m-%d")
+            readings.append(f"'{time_format}{_time_of_day(tail)}' ({day[0]})")
+        return UnclearDatesError(
+            f"{self._path}: {self._name} is {self._quoted(row)}, and no row shows whether {fields} "
+            "comes first.",
+            f"Say so with --time-format {' or '.join(readings)}.",
+        )
+
+
+class _Numeric(_SomeDates):
+    """Dates such as 1/2/2024."""
+
+    def __init__(self, text: pl.Series, rows: pl.Series, name: str, path: Path):
+        super().__init__(text, rows, name, path)
         fields = self._dates.str.extract_groups(FIELDS).struct
         self._first = fields.field("1").cast(pl.Int64)
         self._mark, self._year = fields.field("2"), fields.field("4")
@@ -166,33 +189,17 @@ class _Numeric:
             if order == MONTH_FIRST:
                 times = _numeric(self._dates, MONTH_FIRST)
             elif order is None and len(differ):
-                found.unclear = found.unclear or self._neither(differ[0])
+                found.unclear = found.unclear or self._unshown(
+                    differ[0], "the day or the month", "%d %m %y", "%m %d %y"
+                )
         if found.order is not None:
             found.example = self._quoted(shown[found.order][0])
         found.times = found.times.scatter(self._rows, times)
 
-    def _quoted(self, row: int) -> str:
-        return f"'{self._dates[row]}' in row {self._rows[row] + 1}"
-
-    def _readings(self, row: int, *orders: tuple[str, str, str]) -> str:
-        """The formats of a date by the order of its fields, and what they make of it."""
+    def _unshown(self, row: int, fields: str, *orders: str) -> UnclearDatesError:
         year = "%Y" if len(self._year[row]) == 4 else "%y"
-        tail = _time_of_day(self._tail[row])
-        readings = []
-        for order in orders:
-            time_format = self._mark[row].join(order).replace("%y", year)
-            date = self._dates[row][: len(self._dates[row]) - len(self._tail[row])]
-            day = _strptime(pl.Series([date]), time_format).cast(pl.Datetime("us"))
-            readings.append(f"'{time_format}{tail}' ({day.dt.to_string('%Y-%m-%d')[0]})")
-        return " or ".join(readings)
-
-    def _neither(self, row: int) -> UnclearDatesError:
-        return UnclearDatesError(
-            f"{self._path}: {self._name} is {self._quoted(row)}, and no row shows whether the day "
-            "or the month comes first.",
-            "Say so with --time-format "
-            f"{self._readings(row, ('%d', '%m', '%y'), ('%m', '%d', '%y'))}.",
-        )
+        formats = (o.replace(" ", self._mark[row]).replace("%y", year) for o in orders)
+        return self._neither(row, self._tail[row], fields, *formats)
 
     def _both(self, shown: dict[str, pl.Series]) -> UnclearDatesError:
         day, month = shown[DAY_FIRST], shown[MONTH_FIRST]
@@ -222,21 +229,11 @@ class _Numeric:
         if first.n_unique() > last.n_unique():
             return None
         row = int((short & day_first.is_not_null()).arg_true()[0])
-        return UnclearDatesError(
-            f"{self._path}: {self._name} is {self._quoted(row)}, and no row shows whether the day "
-            "or the year comes first.",
-            "Say so with --time-format "
-            f"{self._readings(row, ('%d', '%m', '%y'), ('%y', '%m', '%d'))}.",
-        )
+        return self._unshown(row, "the day or the year", "%d %m %y", "%y %m %d")
 
 
-class _ShortYears:
-    """Dates such as 21-Jan-05 in some rows of a column: the day comes first, or the year."""
-
-    def __init__(self, text: pl.Series, rows: pl.Series, name: str, path: Path):
-        self._dates = text.filter(rows)
-        self._rows = rows.arg_true()
-        self._name, self._path = name, path
+class _ShortYears(_SomeDates):
+    """Dates such as 21-Jan-05: the day comes first, or the year."""
 
     def parse(self, found: Dates, order: str | None) -> None:
         """Complete `found` by these dates, in one order for all.
@@ -266,28 +263,15 @@ class _ShortYears:
                 found.order = DAY_FIRST
                 found.example = self._quoted(int((*shows_day, *both)[0]))
         elif len(both) and order != DAY_FIRST:
-            found.unclear = found.unclear or self._neither(int(both[0]))
+            tail = self._dates.str.extract(SHORT_YEAR, 3)[both[0]]
+            found.unclear = found.unclear or self._neither(
+                both[0], tail, "the day or the year", "%d-%b-%y", "%y-%b-%d"
+            )
         found.times = found.times.scatter(self._rows, times)
-
-    def _quoted(self, row: int) -> str:
-        return f"'{self._dates[row]}' in row {self._rows[row] + 1}"
 
     def _more_days(self) -> bool:
         first, last = (self._dates.str.extract(SHORT_YEAR, group) for group in (1, 2))
         return first.n_unique() > last.n_unique()
-
-    def _neither(self, row: int) -> UnclearDatesError:
-        date, tail = self._dates[row], self._dates.str.extract(SHORT_YEAR, 3)[row]
-        readings = []
-        for time_format in ("%d-%b-%y", "%y-%b-%d"):
-            day = _strptime(pl.Series([date[: len(date) - len(tail)]]), time_format)
-            shown = day.cast(pl.Datetime("us")).dt.to_string("%Y-%m-%d")[0]
-            readings.append(f"'{time_format}{_time_of_day(tail)}' ({shown})")
-        return UnclearDatesError(
-            f"{self._path}: {self._name} is {self._quoted(row)}, and no row shows whether the day "
-            "or the year comes first.",
-            f"Say so with --time-format {' or '.join(readings)}.",
-        )
 
 
 def _check_iso(text: pl.Series, found: Dates, name: str, path: Path) -> None:
