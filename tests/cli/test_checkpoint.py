@@ -83,6 +83,17 @@ def test_a_damaged_checkpoint_is_described_with_exit_code_1(run):
     assert not (run.parent / "out").exists()
 
 
+def test_damage_to_another_checkpoint_is_told_too(run):
+    """It may be the best."""
+    file = run / "checkpoints" / "step-00000002" / "rows-0.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    done = invoke("checkpoint", "info", "run")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[3] == "other checkpoints: step 2, damaged"
+    words = "tapas: run/checkpoints/step-00000002/rows-0.safetensors is damaged: its checksum"
+    assert done.stderr.startswith(words)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -34,7 +34,7 @@ from fuzz.odd_settings import odd_settings
 from fuzz.readers import seal
 from oracle.command_line import ENVIRONMENT, TINY, chain
 from ranks import CONTEXT, PRELOAD
-from safetensors.numpy import load_file
+from safetensors.numpy import load, load_file, save
 
 from tapas.data.event_log import EventLog
 
@@ -42,6 +42,9 @@ SECONDS = 90  # until a command hangs; the machine may be busy
 OUTCOMES = ("result", "one sentence", "traceback", "hang", "silent change", "wrong refusal")
 NO_NUMBER = re.compile(r"\b(nan|inf|infinity)\b", re.IGNORECASE)
 ITEM, USER = 1003, "u1"
+OPENS_LOG = ("recommend", "evaluate", "similar", "export", "train")  # and must see its damage
+ROWS = "rows-0.safetensors"
+STATES = ("_sum", "_mean", "_square", "exp_avg_sq")  # of optimizers, inf once a loss is huge
 
 
 class Case(NamedTuple):
@@ -123,6 +126,13 @@ class RunAttack:
         self.home.mkdir()
         return Path(shutil.copytree(self.base, self.home / "run"))
 
+    def differs(self, name: str) -> bool:
+        """Whether a file of the run is no longer what it was."""
+        file = self.home / "run" / name
+        if file.is_symlink() or not file.is_file():
+            return True
+        return file.read_bytes() != (self.base / name).read_bytes()
+
     def attack(self, draw: random.Random) -> tuple[Case, str, Any]:
         run = self.fresh()
         number = draw.randrange(len(self.expected))
@@ -133,8 +143,11 @@ class RunAttack:
         if found == "result" and not sealed:
             same = result(case, done, self.home) == self.expected[number]
             is_told = name.split("/")[-1] in done.stderr or "not checked" in done.stdout
-            if not same and not is_told:
+            unseen = case.words[0] in OPENS_LOG and name.startswith("log/") and self.differs(name)
+            if (not same or unseen) and not is_told:
                 found = "silent change"
+        if found == "result" and NO_NUMBER.search(done.stdout):
+            found = "silent change"
         return case, found, done
 
 
@@ -144,7 +157,9 @@ def harm(draw: random.Random, run: Path) -> tuple[str, bool, str]:
     file = draw.choice(files)
     name = str(file.relative_to(run))
     content = file.read_bytes()
-    kind = draw.randrange(10)
+    kind = draw.randrange(11)
+    if kind == 10:
+        return leads_outside(draw, run)
     if kind < 4:
         file.write_bytes(damaged(draw, content))
         return f"accident in {name}", False, name
@@ -172,6 +187,22 @@ def harm(draw: random.Random, run: Path) -> tuple[str, bool, str]:
     return f"{name} is hostile", True, name
 
 
+def leads_outside(draw: random.Random, run: Path) -> tuple[str, bool, str]:
+    """A checkpoint whose rows lie outside of its folder, with right checksums; they differ."""
+    steps = sorted((run / "checkpoints").iterdir())
+    rows, outside = [step / ROWS for step in steps], run.parent / "outside"
+    outside.mkdir()
+    for file, other in zip(rows, reversed(rows), strict=True):
+        shutil.copy(other, outside / file.parent.name)
+    for file in rows:
+        state, away = file.with_name("state.json"), f"outside/{file.parent.name}"
+        place = draw.choice([f"../../../{away}", str(run.parent / away)])
+        state.write_text(state.read_text().replace(ROWS, place))
+        file.unlink()
+    seal(run, set())
+    return "rows lie outside", False, "outside"
+
+
 def hostile(draw: random.Random, name: str, content: bytes) -> bytes:
     """Content of a stranger, as well-formed as its kind of file allows."""
     if name.endswith(".json"):
@@ -180,7 +211,7 @@ def hostile(draw: random.Random, name: str, content: bytes) -> bytes:
         lines = [changed_json(draw, json.loads(line)) for line in content.splitlines()]
         return b"".join(json_text(draw, line) + b"\n" for line in lines)
     if name.endswith(".safetensors"):
-        return changed_header(draw, content)
+        return draw.choice([changed_header, with_nan])(draw, content)
     if name.endswith(".npy"):
         array = np.load(io.BytesIO(content))
         array[draw.randrange(len(array))] = draw.choice([-1, 2**30, 0, 1])
@@ -189,6 +220,14 @@ def hostile(draw: random.Random, name: str, content: bytes) -> bytes:
     if name.endswith(".toml"):
         return hostile_toml(draw, content)
     return damaged(draw, content)
+
+
+def with_nan(draw: random.Random, content: bytes) -> bytes:
+    """A safetensors file in which a number of one array is not finite."""
+    arrays = {name: array.copy() for name, array in load(content).items()}
+    chosen = draw.choice(sorted(name for name in arrays if arrays[name].dtype.kind == "f"))
+    arrays[chosen].flat[draw.randrange(arrays[chosen].size)] = draw.choice([np.nan, np.inf])
+    return save(arrays)
 
 
 def hostile_toml(draw: random.Random, content: bytes) -> bytes:
@@ -280,8 +319,8 @@ def is_nonsense(done: Any, run: Path) -> bool:
     if NO_NUMBER.search(done.stdout + done.stderr):
         return True
     files = run.glob("checkpoints/*/*.safetensors")
-    arrays = [array for file in files for array in load_file(file).values()]
-    return not all(np.isfinite(array).all() for array in arrays if array.dtype.kind == "f")
+    weights = [a for file in files for n, a in load_file(file).items() if not n.endswith(STATES)]
+    return not all(np.isfinite(array).all() for array in weights if array.dtype.kind == "f")
 
 
 class SettingAttack:

@@ -209,10 +209,16 @@ def table_specs(config: TrainConfig, num_classes: int) -> dict[str, TableSpec]:
     )
     specs = {OUTPUT_TABLE: spec} if issubclass(config.head.kind, FlatHead) else {}
     if config.model.inputs == "own":
-        specs[INPUT_TABLE] = spec._replace(seed=seed + 1, has_bias=False)
+        specs[INPUT_TABLE] = spec._replace(seed=_int64(seed + 1), has_bias=False)
     if config.model.copy:
-        specs[COPY_RATE] = spec._replace(dim=1, seed=seed + 2, has_bias=False, zero_init=True)
+        rate = spec._replace(dim=1, seed=_int64(seed + 2), has_bias=False, zero_init=True)
+        specs[COPY_RATE] = rate
     return specs
+
+
+def _int64(seed: int) -> int:
+    """`seed`, or the smallest ones after the largest."""
+    return (seed + 2**63) % 2**64 - 2**63
 
 
 def check_sizes(config: TrainConfig, num_classes: int, checkpoint: Path) -> None:

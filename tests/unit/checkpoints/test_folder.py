@@ -304,12 +304,13 @@ def test_a_format_number_that_no_tapas_has_is_damage(folder, number):
         folder.load()
 
 
-def test_a_checkpoint_in_the_folder_of_another_step_is_refused(folder):
+@pytest.mark.parametrize("name", ["step-00000400", f"step-{'9' * 40}"])
+def test_a_checkpoint_in_the_folder_of_another_step_is_refused(folder, name):
     save(folder, 200, 400)
     shutil.rmtree(folder.folder / "step-00000400")
-    shutil.copytree(folder.folder / "step-00000200", folder.folder / "step-00000400")
+    shutil.copytree(folder.folder / "step-00000200", folder.folder / name)
     words = (
-        f"{folder.folder / 'step-00000400' / STATE} is that of step 200, not of the step that its "
+        f"{folder.folder / name / STATE} is that of step 200, not of the step that its "
         "folder is named after. Rename the folder to step-00000200 if it was renamed by mistake. "
     )
     with raises_text(f"{words}{OFFER}", DataError):

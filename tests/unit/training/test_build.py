@@ -13,7 +13,7 @@ from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.selection import Priority, Top
 from tapas.shapes import check_device
-from tapas.training.build import build_training, workload_of
+from tapas.training.build import build_training, table_specs, workload_of
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
@@ -147,6 +147,16 @@ def test_targets_beyond_the_longest_history_are_left_out(data):
     most = max(64, int(np.diff(log.offsets).max()))
     assert setup.config.head.next_items == setup.windows.batch(0).target.shape[1] == most
     assert not (setup.windows.batch(0).target[:, -1] >= 0).any()
+
+
+def test_the_largest_seed_is_as_good_as_any():
+    """The seeds of further tables were one larger, and refused."""
+    most = 2**63 - 1
+    model = replace(CONFIG.model, copy=True)
+    specs = table_specs(replace(CONFIG, model=model, loop=LoopConfig(seed=most)), 5)
+    assert [spec.seed for spec in specs.values()] == [most, -(2**63), -(2**63) + 1]
+    specs = table_specs(replace(CONFIG, model=model), 5)
+    assert [spec.seed for spec in specs.values()] == [11, 12, 13]
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "abacus"])
