@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tapas.errors import PeerError
-from tapas.servers.ray_session import import_ray
+from tapas.servers.ray_session import dead_parts, import_ray
 
 if TYPE_CHECKING:
     from tapas.servers.ray_peers import RayPeers
@@ -110,7 +110,9 @@ class RayCall:
         if self._is_sent:
             self._deaths, self._lost_since = self._deaths + 1, now
         self.awaited, self._lost_at = None, now
-        if is_final and not self._is_sent:
+        if is_final and not self._is_sent and (dead := dead_parts()):
+            self._give_up(f"has ended because Ray has died on this machine ({', '.join(dead)})")
+        elif is_final and not self._is_sent:
             self._give_up(f"has ended and is not restarted: {why}")
         elif self._deaths >= MAX_DEATHS:
             doing = f"running '{self._method}'" if self._method else "being built"

@@ -212,6 +212,12 @@ def _restore(environment: dict[str, str]) -> None:
     os.environ.update(environment)
 
 
+def dead_parts() -> list[str]:
+    """Ray's own processes that have died in a session that this process has started."""
+    node = getattr(importlib.import_module("ray._private.worker"), "_global_node", None)
+    return [] if node is None else [str(kind) for kind, _ in node.dead_processes()]
+
+
 @contextmanager
 def _kill_agents_on_exit(ray: Any) -> Iterator[None]:
     """Let a shell kill Ray's agents if this process is killed; they would live on for a minute."""

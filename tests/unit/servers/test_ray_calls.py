@@ -1,0 +1,27 @@
+"""What a call says of a peer that is gone for good."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tapas.servers import ray_calls
+from tapas.servers.ray_calls import PeerState, RayCall
+
+
+@pytest.mark.parametrize(
+    ("dead", "words"),
+    [
+        (["raylet"], "has ended because Ray has died on this machine (raylet)."),
+        ([], "has ended and is not restarted: The actor died unexpectedly."),
+    ],
+)
+def test_the_death_of_ray_is_not_blamed_on_the_peer(monkeypatch, dead, words):
+    """Who kills an agent of Ray ends Ray on that machine, and so all peers."""
+    monkeypatch.setattr(ray_calls, "dead_parts", lambda: dead)
+    call = object.__new__(RayCall)
+    call.number, call._state, call._is_sent, call._outcome = 0, PeerState(), False, None
+    call._deaths, call._lost_since, call._method = 1, time.monotonic(), "step"
+    call._peers = SimpleNamespace(start_seconds=60, describe=lambda number: f"worker {number}")
+    call._lost(RuntimeError("The actor died unexpectedly."), is_final=True)
+    assert str(call._outcome[1]) == f"worker 0 {words}"
