@@ -11,6 +11,9 @@ CODE = re.compile("(?<!`)(`[^`]+`)(?!`)")  # of Markdown
 MARKUP = re.compile(r"[\\`*\[\]<~]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)")
 LINE_START = re.compile(r"^(\d*)([#>+.)=-])")  # of a heading, quote, list or rule
 MOST = 80  # characters of a value that are shown
+MOST_OF_ERROR = 500
+WIDE = 200  # characters at both ends of a sentence that is cut
+LONG_VALUE = re.compile(r"'[^']{200,}'|\"[^\"]{200,}\"|[^\s'\"]{200,}")
 PLAIN = re.compile(rb"[\w./ -]", re.ASCII)
 
 
@@ -33,6 +36,24 @@ def short(value: object) -> str:
     if len(text) <= MOST:
         return f"'{text}'"
     return f"'{text[:MOST]}…' ({len(text):,} characters)"
+
+
+def shortened(words: str, most: int = MOST_OF_ERROR) -> str:
+    """A sentence in which nothing is very long: values are cut, and if need be its middle.
+
+    What is wrong stands at its beginning and the cure at its end.
+    """
+    if len(words) > most:
+        words = LONG_VALUE.sub(lambda found: _cut(found[0]), words)
+    if len(words) > most:
+        left = f" … ({len(words):,} characters) … "
+        words = words[:WIDE] + left + words[-WIDE:]
+    return words
+
+
+def _cut(value: str) -> str:
+    quote = value[0] if value[0] in "'\"" else ""
+    return f"{value[:MOST]}…{quote} ({len(value) - 2 * len(quote):,} characters)"
 
 
 def _escape(found: re.Match[str]) -> str:

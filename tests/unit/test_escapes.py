@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapas.escapes import markdown, printable, shell_join, shell_path, shell_word
+from tapas.escapes import markdown, printable, shell_join, shell_path, shell_word, shortened
 
 NAMES = [
     "x[1]", "a*b?", "it's \"it\"", "two  words", "tab\there", "line\nbreak", "\x1b[2J\x07", "-dash",
@@ -73,3 +73,14 @@ def test_a_path_is_never_taken_for_an_option():
 )
 def test_markdown_shows_a_name_as_it_is(text, shown):
     assert markdown(text) == shown
+
+
+def test_long_sentences_keep_their_ends():
+    value = "y" * 3_000
+    assert shortened(f"a is '{value}'. Cure.") == f"a is '{'y' * 79}…' (3,000 characters). Cure."
+    assert shortened(f"a is {value}. Cure.") == f"a is {'y' * 80}… (3,001 characters) Cure."
+    cut = shortened(f"a is '{'it ' * 2_000}'s. " + "x y " * 2_000 + "Cure.")
+    assert len(cut) < 500
+    assert cut.startswith("a is 'it it")
+    assert cut.endswith(" x y Cure.")
+    assert shortened("word " * 99) == "word " * 99

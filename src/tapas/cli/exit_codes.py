@@ -12,7 +12,7 @@ import typer
 from tapas.cli.rank_errors import error_file, report_error
 from tapas.cli.terminal import status
 from tapas.errors import DataError, TapasError, UsageError
-from tapas.escapes import printable
+from tapas.escapes import printable, shortened
 from tapas.extras import how_to_install
 from tapas.signals import raise_on_signals
 
@@ -94,6 +94,6 @@ def _describe(error: OSError) -> str:
 
 def _end(words: str, code: int, *, try_again: bool = True) -> None:
     """Print the error, unless another rank did, and exit."""
-    shown = printable(words)
+    shown = shortened(printable(words))
     report_error(shown, code, lambda: status(f"tapas: {shown}"), try_again=try_again)
     raise typer.Exit(code) from None

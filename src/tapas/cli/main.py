@@ -25,7 +25,7 @@ from tapas.cli.similar import similar
 from tapas.cli.terminal import print_lines
 from tapas.cli.train import train
 from tapas.cli.verify import verify
-from tapas.escapes import printable
+from tapas.escapes import printable, shortened
 from tapas.version import __version__
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # a byte that is not UTF-8, as Python has it
@@ -40,7 +40,7 @@ class Commands(TyperGroup):
         for argument in args:
             if SURROGATE.search(argument):
                 words = f"'{printable(argument)}' is not UTF-8. Rename the file or folder."
-                raise typer.BadParameter(words)
+                raise typer.BadParameter(shortened(words))
         with _printable_errors():
             return super().make_context(info_name, args, parent, **extra)
 
@@ -55,7 +55,7 @@ def _printable_errors() -> Iterator[None]:
         yield
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "message"):  # one of click
-            error.message = printable(error.message)
+            error.message = shortened(printable(error.message))
         raise
 
 

@@ -18,8 +18,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from tapas.escapes import printable
+from tapas.escapes import printable, shortened
 
+MOST_OF_STATUS = 2_000  # characters of a line on stderr, which may have long paths to copy
 WIDE = 160  # columns of a table in a file or a pipe
 GAP = 2  # between two columns of a table
 LONG_WORD = 24  # longer words in a table are broken where the terminal is narrow
@@ -28,7 +29,7 @@ NO_BREAK = "\0"  # stands for a space inside a command
 
 def status(words: str) -> None:
     """Tell the user on stderr what the command is doing, in one line unless on a terminal."""
-    shown = printable(words)
+    shown = shortened(printable(words), MOST_OF_STATUS)
     _write(wrapped(shown, sys.stderr) if sys.stderr.isatty() else shown, sys.stderr)
 
 

@@ -30,7 +30,7 @@ from tapas.data.source import LogSource
 from tapas.data.times import FILE_ORDER, READ_WITHOUT_FORMAT, TEXT_POSITION, parse_times
 from tapas.data.weights import parse_weights
 from tapas.errors import DataError, UsageError
-from tapas.escapes import shell_word
+from tapas.escapes import shell_word, short
 from tapas.phrases import counted
 
 MAX_EXAMPLES = 5  # bad rows quoted in the report
@@ -331,7 +331,9 @@ def _problem(role: str, column: pl.Series, row: int, source: LogSource) -> str:
             f"{column.name} is {column.to_physical()[row]} as {column.dtype}, which is not between "
             "the years 1 and 9999"
         )
-    return f"{column.name} is {column[row]!r}, {wanted}"
+    value = column[row]
+    shown = short(value) if isinstance(value, str) and len(value) > 80 else repr(value)
+    return f"{column.name} is {shown}, {wanted}"
 
 
 def _cure_of_column(source: LogSource, present: Present, role: str, no_format: bool) -> str:
