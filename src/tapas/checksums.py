@@ -241,7 +241,8 @@ def parse_record(text: str) -> dict[str, Any]:
         raise ValueError("not a JSON object")
     found = record.pop(NAME, None)
     # damage to the name of the checksum must not make it a record of an earlier version
-    if found is None and not any(map(_looks_like_checksum, record.values())):
+    texts = (value for value in record.values() if isinstance(value, str))
+    if found is None and not any(text.startswith(PREFIX) for text in texts):
         return record
     if found != PREFIX + _record_digest(record):
         raise WrongChecksumError
@@ -253,20 +254,14 @@ def has_checksum(path: Path) -> bool:
     return NAME in parse_json(read_stored(path))
 
 
-def _looks_like_checksum(value: object) -> bool:
-    return isinstance(value, str) and value.startswith(PREFIX)
-
-
 def _record_digest(record: Mapping[str, Any]) -> str:
-    return blake2b(json.dumps(record, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return _digest(json.dumps(record, sort_keys=True))
 
 
 def text_with_checksum(text: str, owner: str) -> str:
     """`text` after a comment line with its checksum, which also depends on the name `owner`."""
-    return (
-        f"# {NAME} {PREFIX}{_text_digest(text, owner)} of what follows: delete this line if you "
-        f"change it\n{text}"
-    )
+    found = PREFIX + _digest(f"{owner}\n{text}")
+    return f"# {NAME} {found} of what follows: delete this line if you change it\n{text}"
 
 
 def check_text(text: str, owner: str) -> bool:
@@ -279,5 +274,5 @@ def check_text(text: str, owner: str) -> bool:
     return True
 
 
-def _text_digest(text: str, owner: str) -> str:
-    return blake2b(f"{owner}\n{text}".encode(), digest_size=16).hexdigest()
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=16).hexdigest()

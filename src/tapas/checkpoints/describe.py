@@ -34,9 +34,11 @@ def find_checkpoint(path: Path, step: int | None = None) -> Path:
 
 def check_others(path: Path, described: Path) -> list[dict[str, Any]]:
     """Which other checkpoints are beside the one `described`, if `path` is not that one itself."""
-    found = []
+    found: list[dict[str, Any]] = []
+    if path == described:
+        return found
     for step, folder in sorted(complete_in(described.parent).items()):
-        if path != described != folder:
+        if folder != described:
             best = problem = None
             try:
                 best = read_record(folder)["best"]
