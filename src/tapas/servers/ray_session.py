@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -212,10 +213,18 @@ def _restore(environment: dict[str, str]) -> None:
     os.environ.update(environment)
 
 
-def dead_parts() -> list[str]:
-    """Ray's own processes that have died in a session that this process has started."""
+def dead_parts(seconds: float = 3.0) -> list[str]:
+    """Ray's own processes that have died in a session that this process has started.
+
+    Waits for that a little, as Ray ends its actors before itself.
+    """
     node = getattr(importlib.import_module("ray._private.worker"), "_global_node", None)
-    return [] if node is None else [str(kind) for kind, _ in node.dead_processes()]
+    until = time.monotonic() + seconds
+    while node is not None:
+        if (dead := [str(kind) for kind, _ in node.dead_processes()]) or time.monotonic() > until:
+            return dead
+        time.sleep(0.05)
+    return []
 
 
 @contextmanager
