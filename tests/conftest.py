@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from tapas import native
 
+gc.disable()  # until all tests are collected
 torch.set_num_threads(1)
 os.environ.pop("COLUMNS", None)  # with -n, readline sets it; output to a pipe is not wrapped
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by a job in the background
@@ -42,6 +43,7 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """Garbage collection skips what is there before the first test: millions of objects."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -74,28 +74,26 @@ def test_every_contender_has_its_trials_its_seeds_and_the_references(out):
     assert set(found["machine"]) == {"cores", "tapas", "torch", "python", "commit"}
 
 
-@pytest.mark.parametrize("after", [1, 9])
-def test_it_continues_where_it_stopped(after, tmp_path, cache, monkeypatch):
+@pytest.mark.parametrize("after", [1, 6, 10])
+def test_it_continues_where_it_stopped(after, out, tmp_path, cache, monkeypatch):
     """Stopped at a reference, a trial or a seed: finished runs are not repeated."""
+    results = {result["key"]: result for result in lines(out / "runs.jsonl")}
     done, stopping = [], [after]
-    execute = comparing.execute
 
-    def stop_or(go):
-        def wrapped(run, **more):
-            if stopping and len(done) == stopping[0]:
-                raise KeyboardInterrupt
-            done.append(run.key())
-            return go(run, **more)
+    def execute(run, **more):
+        if stopping and len(done) == stopping[0]:
+            raise KeyboardInterrupt
+        done.append(run.key())
+        return results[run.key()]
 
-        return wrapped
-
-    monkeypatch.setattr(comparing, "execute", stop_or(execute))
+    monkeypatch.setattr(comparing, "execute", execute)
     with pytest.raises(KeyboardInterrupt):
         compare(CONFIG, tmp_path, cache=cache)
     paces = (tmp_path / "pace.jsonl").read_text()
     stopping.clear()
     compare(CONFIG, tmp_path, cache=cache)
     assert len(done) == len(set(done)) == 12
+    assert lines(tmp_path / "runs.jsonl") == lines(out / "runs.jsonl")
     assert (tmp_path / "pace.jsonl").read_text() == paces  # one pace for all of it
     assert {file.name for file in tmp_path.iterdir()} == FILES
 
