@@ -3,24 +3,9 @@
 import re
 
 import pytest
-import typer
-from oracle.command_line import invoke
-
-from tapas.cli.main import app
+from oracle.command_line import COMMANDS, invoke
 
 JOURNEY = ["inspect", "train", "evaluate", "recommend", "similar", "export"]
-
-
-def commands(group, name=()):
-    """Every command below `group`, by its words."""
-    for word, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*name, word))
-        else:
-            yield (*name, word), command
-
-
-COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
 @pytest.fixture(autouse=True)

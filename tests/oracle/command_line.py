@@ -5,6 +5,7 @@ import random
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import polars as pl
 from forked import Forked
 from typer import Typer
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from experiments.__main__ import app as experiments
@@ -29,6 +31,18 @@ ENVIRONMENT = {
 }
 DAY = 86_400
 TINY = ("--threads", 1, "--steps", 4, "--dim", 4, "--batch", 4, "--set", "loop.evaluate_every=2")
+
+
+def commands(group: Any, name: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command below `group`, by its words."""
+    for word, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*name, word))
+        else:
+            yield (*name, word), command
+
+
+COMMANDS = dict(commands(get_command(app)))
 
 
 def chain(
