@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.options import AsJson, OwnMethods, import_methods
+from tapas.cli.options import AsJson, BestStep, OwnMethods, import_methods
 from tapas.cli.progress import progress_bar
 from tapas.cli.terminal import print_json, print_lines, print_table, say, status
 from tapas.cli.torchrun import ranks_of_this_job
@@ -65,13 +65,7 @@ def evaluate(
             help="Which held-out events to use.",
         ),
     ] = "test",
-    step: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Step of the checkpoint. Default: the best one.",
-        ),
-    ] = None,
+    step: BestStep = None,
     exclude_seen: Annotated[
         bool | None,
         typer.Option(

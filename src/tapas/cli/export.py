@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.options import AsJson, OwnMethods, import_methods
+from tapas.cli.options import AsJson, BestStep, OwnMethods, import_methods
 from tapas.cli.terminal import print_json, status
 
 
@@ -38,13 +38,7 @@ def export(
             "Default: 0.95.",
         ),
     ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Step of the checkpoint. Default: the best one.",
-        ),
-    ] = None,
+    step: BestStep = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Replace what is there: a file, or an exported folder."),

@@ -137,6 +137,24 @@ OwnMethods = Annotated[
         help="Import the method of your own that the run was trained with. May be repeated.",
     ),
 ]
+RunOrExport = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an export.")
+]
+BestStep = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Step of the checkpoint. Default: the best one.",
+    ),
+]
+ListsFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="File for many lists: .parquet, .jsonl or .csv.",
+    ),
+]
+ReplaceOut = Annotated[bool, typer.Option("--force", help="Replace an existing --out.")]
 Trust = Annotated[
     bool,
     typer.Option(

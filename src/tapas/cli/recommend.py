@@ -9,7 +9,16 @@ import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.list_output import Names, print_list, report_skipped, write_lists
-from tapas.cli.options import AsJson, OwnMethods, Trust, import_methods
+from tapas.cli.options import (
+    AsJson,
+    BestStep,
+    ListsFile,
+    OwnMethods,
+    ReplaceOut,
+    RunOrExport,
+    Trust,
+    import_methods,
+)
 from tapas.cli.terminal import print_json, status
 from tapas.errors import UsageError, choice
 from tapas.json_toml import parse_json
@@ -24,9 +33,7 @@ CURE = "--cold skip leaves such users out, --cold popular gives them the most po
 
 
 def recommend(
-    source: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an export.")
-    ],
+    source: RunOrExport,
     user: Annotated[
         str | None,
         typer.Option(
@@ -59,14 +66,8 @@ def recommend(
             "repeated. Default: guessed, as by `tapas train`.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="File for many lists: .parquet, .jsonl or .csv.",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing --out.")] = False,
+    out: ListsFile = None,
+    force: ReplaceOut = False,
     cold: Annotated[
         str | None,
         typer.Option(
@@ -83,13 +84,7 @@ def recommend(
             help="Number of items to recommend. Default: 20, or all if there are fewer.",
         ),
     ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Step of the checkpoint. Default: the best one.",
-        ),
-    ] = None,
+    step: BestStep = None,
     exclude_seen: Annotated[
         bool | None,
         typer.Option(

@@ -8,7 +8,16 @@ import typer
 
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.list_output import Names, print_list, report_skipped, write_lists
-from tapas.cli.options import AsJson, OwnMethods, Trust, import_methods
+from tapas.cli.options import (
+    AsJson,
+    BestStep,
+    ListsFile,
+    OwnMethods,
+    ReplaceOut,
+    RunOrExport,
+    Trust,
+    import_methods,
+)
 from tapas.cli.terminal import print_json, status
 from tapas.errors import UsageError
 from tapas.phrases import counted
@@ -22,9 +31,7 @@ NAMES = Names("item", "similar", "cosine")
 
 
 def similar(
-    source: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an export.")
-    ],
+    source: RunOrExport,
     item: Annotated[
         str | None, typer.Option(metavar="KEY", help="List the items similar to this one.")
     ] = None,
@@ -40,11 +47,8 @@ def similar(
         str | None,
         typer.Option(metavar="NAME", help="Column of the item ids in a file. Default: guessed."),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File for many lists: .parquet, .jsonl or .csv."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing --out.")] = False,
+    out: ListsFile = None,
+    force: ReplaceOut = False,
     top: Annotated[
         int | None,
         typer.Option(
@@ -53,10 +57,7 @@ def similar(
             help="Number of items to list. Default: 20, or all if there are fewer.",
         ),
     ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Step of the checkpoint. Default: the best one."),
-    ] = None,
+    step: BestStep = None,
     method: OwnMethods = None,
     trust: Trust = False,
     as_json: AsJson = False,
