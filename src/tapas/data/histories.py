@@ -21,6 +21,7 @@ from tapas.data.log_options import parse_condition
 from tapas.data.raw_events import read_events
 from tapas.data.readers import column_names, file_kind, open_layout, read_frame
 from tapas.data.source import LogSource
+from tapas.data.text_lines import text_lines
 from tapas.data.vocabulary import RARE_KEY, Vocabulary
 from tapas.errors import DataError, UsageError
 from tapas.json_toml import parse_json
@@ -255,25 +256,24 @@ def _json_lists(path: Path) -> tuple[list[Any], list[list[Any]]] | None:
     lists: list[list[Any]] = []
     if path.suffix not in (".jsonl", ".ndjson"):
         return None
-    with path.open(encoding="utf-8-sig") as file:
-        for row, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = parse_json(line)
-            except ValueError:
-                record = None
-            found = _list_in(record, path)
-            if found is None:
-                if not lists:
-                    return None
-                raise DataError(
-                    f"{path}, row {row}: expected a list of items, or an object with one, as "
-                    f"in the rows before it; got {line.strip()[:60]!r}."
-                )
-            user, items = found
-            users.append(len(users) + 1 if user is None else user)
-            lists.append(items)
+    for row, line in enumerate(text_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = parse_json(line.removeprefix("\ufeff"))
+        except ValueError:
+            record = None
+        found = _list_in(record, path)
+        if found is None:
+            if not lists:
+                return None
+            raise DataError(
+                f"{path}, row {row}: expected a list of items, or an object with one, as in the "
+                f"rows before it; got {line.strip()[:60]!r}."
+            )
+        user, items = found
+        users.append(len(users) + 1 if user is None else user)
+        lists.append(items)
     return users, lists
 
 

@@ -138,6 +138,14 @@ def test_a_line_of_json_is_a_history(tmp_path, lines, want):
     assert rows(read_histories(file, {}, WORDS, lambda words: None)) == want
 
 
+def test_lists_that_are_not_utf_8_are_an_error(tmp_path):
+    file = tmp_path / "new.jsonl"
+    file.write_bytes(b'["a"]\n["\xff"]\n')
+    words = f"{file} cannot be read: invalid utf8. It may be damaged or truncated; get a new copy."
+    with raises_text(words, DataError):
+        read_histories(file, {}, WORDS, print)
+
+
 def test_a_line_of_json_without_a_list_after_lists_is_named(tmp_path):
     file = tmp_path / "new.jsonl"
     file.write_text('["a"]\n\n{"user": 1}\n')
