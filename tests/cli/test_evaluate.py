@@ -106,20 +106,23 @@ def test_mistakes_are_one_line_and_leave_no_file(runs, arguments, words):
     assert (runs / "old.csv").read_text() == "mine"
 
 
-def test_fewer_than_ten_users_are_words_and_a_cure_that_works(at):
+def test_a_split_with_fewer_than_ten_users_is_refused_with_a_cure_that_works(at):
     frame = chain(num_users=14, num_items=9)
     late = pl.col("user_id").is_in(["u1", "u2"])
     times = pl.when(late).then(pl.col("time") + 10**8).otherwise(pl.col("time"))
     frame.with_columns(times).write_csv(at / "log.csv")
-    done = invoke("train", "log.csv", "--out", "run", "--cache", "cache", *TINY, "--split", "time")
+    train = ("train", "log.csv", "--out", "run", "--cache", "cache", *TINY)
+    done = invoke(*train, "--split", "time")
+    assert done.returncode == 1
+    assert last_line(done) == (
+        "the split by 'time' leaves 6 validation and 2 test users, too few to judge a model by; "
+        "expected at least 10 of each. Use --split last, which leaves 14."
+    )
+    assert not (at / "run").exists()
+    done = invoke(*train, "--split", "last")
     assert done.returncode == 0, done.stderr
-    done = invoke("evaluate", "run")
+    assert "14 users, one point each" in invoke("evaluate", "run").stdout
+    done = invoke("evaluate", "run", "--limit", 2)
     assert done.stdout.startswith("2 users are too few to say who is better: at least 10 are need")
     for word in ("±", "inf", "nan", "significant"):
         assert word not in done.stdout
-    command, reason = done.stderr.splitlines()
-    assert reason.endswith("--split last: leaves 14 users to judge by")
-    _, train, *options = command.removeprefix("Try: ").split()
-    done = invoke(train, *options, "--cache", "cache")
-    assert done.returncode == 0, done.stderr
-    assert "14 users, one point each" in invoke("evaluate", "run-2").stdout

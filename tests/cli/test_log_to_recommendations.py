@@ -294,7 +294,7 @@ def test_a_text_is_read_as_documents_of_words(tmp_path):
     words = [f"w{i}" for i in range(30)]
     rows = [
         {"doc": d, "body": " ".join(words[(d + j) % 30] for j in range(part, part + 8))}
-        for d in range(40)
+        for d in range(200)
         for part in (0, 8)
     ]
     pl.DataFrame(rows).write_ndjson(tmp_path / "corpus.jsonl")

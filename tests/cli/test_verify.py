@@ -82,6 +82,16 @@ def test_a_damaged_description_of_the_log_is_named_once(run):
     )
 
 
+@pytest.mark.parametrize("name", ["journal.jsonl", "restore.json"])
+def test_a_link_that_leads_nowhere_is_damage(run, name):
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to("nowhere")
+    done = invoke("verify", run)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"tapas: {run / name} ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_other_files_are_named_and_are_no_damage(run):
     (run / "notes.txt").write_text("mine")
     (run / ".x.0123456789abcdef.unfinished").mkdir()

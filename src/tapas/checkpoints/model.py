@@ -178,7 +178,10 @@ def _join(*names: str) -> str:
 
 
 def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Load `model`; UsageError, and no change, if names or shapes of tensors differ."""
+    """Load `model`; UsageError, and no change, if names or shapes of tensors differ.
+
+    Tensors on "meta" are replaced by those of `checkpoint`, without a copy.
+    """
     named = {k: v for k, v in checkpoint.tensors.items() if k.startswith("model.")}
     saved = {k.removeprefix("model."): v for k, v in named.items()}
     numbers = _numbers(model, checkpoint.numbers)
@@ -215,6 +218,8 @@ def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
     for alias, first in aliases.items():
         known = [k for k in saved if k.rpartition(".")[0] == first]
         saved |= {_join(alias, k.rpartition(".")[2]): saved[k] for k in known}
+    if without_values := {name: saved[name] for name, tensor in here.items() if tensor.is_meta}:
+        model.load_state_dict(without_values, strict=False, assign=True)
     model.load_state_dict(saved)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tapas.checkpoints.files import Checksums, rows_file, unshare, write_file
 from tapas.errors import DataError, UsageError, choice
+from tapas.native.memory import prefer_huge_pages
 from tapas.regular_file import check_stored
 from tapas.tables.placement import Placement, RowRange
 
@@ -184,6 +185,7 @@ class _StoredRows:
         if size:
             self._check_files(first_row, last_row)  # before memory of that size is taken
         found = torch.empty((size, *self.shape[1:]), dtype=self.dtype, device=device)
+        prefer_huge_pages(found)
         if not size:
             return found
         if same:

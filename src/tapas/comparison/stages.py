@@ -48,7 +48,7 @@ def compare(
     out.mkdir(parents=True, exist_ok=True)
     status("Reading the log.")
     opened = open_log(config, cache)
-    if warning := check_users(opened.log, opened.split, config.split):
+    if warning := check_users(opened.log, opened.split):
         status(warning)
     config = dataclasses.replace(config, split=opened.split.config)  # "auto" is resolved
     check_settings(out / SETTINGS, config, opened.log, opened.split)

@@ -161,25 +161,19 @@ def _split_or_last(log: EventLog, config: SplitConfig, kind: str) -> Split:
     return found if found and found.fewest_users >= last.fewest_users else last
 
 
-def check_users(log: EventLog, split: Split, config: SplitConfig) -> str | None:
-    """A warning if `split`, made according to `config`, has few users to validate or test on.
-
-    Raises `DataError` if these are too few and `config` is "auto": who names a split is warned.
-    """
+def check_users(log: EventLog, split: Split) -> str | None:
+    """A warning if `split` has few users to validate or test on; DataError if too few."""
     fewest = split.fewest_users
     if fewest >= FEW_USERS:
         return None
     words = f"the split by '{split.config.kind}' leaves {_describe_users(split)}"
-    best = best_split(log, split.config.kind, more_than=fewest)
-    if fewest >= TOO_FEW_USERS or config.kind != AUTO:
+    best = best_split(log, split.config.kind, more_than=max(fewest, TOO_FEW_USERS - 1))
+    if fewest >= TOO_FEW_USERS:
         cure = f" --split {best[0]} leaves {best[1]:,}." if best else ""
-        if fewest < TOO_FEW_USERS:
-            return f"Few users: {words}, too few to judge a model by.{cure}"
         return f"Few users: {words}, so expect wide intervals.{cure}"
     cure = f"Use --split {best[0]}, which leaves {best[1]:,}" if best else "Use a larger log"
     raise DataError(
-        f"{words}; expected at least {TOO_FEW_USERS} of each. {cure}, or name a kind, such as "
-        f"--split {split.config.kind}, to train all the same."
+        f"{words}, too few to judge a model by; expected at least {TOO_FEW_USERS} of each. {cure}."
     )
 
 

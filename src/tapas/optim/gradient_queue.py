@@ -358,7 +358,8 @@ class GradientQueue(nn.Module):
         """Save nothing: the anchor's value has no meaning."""
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        """Load nothing."""
+        """Load nothing, but move to rows that have just been loaded."""
+        self.follow_rows()
 
     def follow_rows(self) -> None:
         """Move the anchor to the device of the rows, after these were loaded on "meta"."""

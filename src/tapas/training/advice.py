@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from tapas.data.description import Description, describe
 from tapas.data.source import command_options
-from tapas.data.splits import best_split, split_log
 from tapas.data.times import TEXT_POSITION
 from tapas.escapes import not_an_option, shell_join, shell_path
 from tapas.evaluation.verdict import LEAST_USERS
@@ -96,22 +95,10 @@ def after_evaluation(
 ) -> list[str]:
     """Lines with the next command: one that follows `advice`, or else fits what was found."""
     if found.num_users < LEAST_USERS:
-        held_out = found.evaluation.split[f"{found.evaluation.part}_users"]
-        is_sample = found.num_users < held_out
-        return [] if is_sample else _another_split(run)
+        return []
     if advice:
         return next_training(run_again(run), advice, first="Try")
     if any(lead.below_zero for lead in found.baselines.values()):
         log = command_options(asdict(run.config.log))
         return [f"Try: {shell_join(['tapas', 'compare', *log, '--budget', '10m'])}"]
     return [f"Next: tapas recommend {shell_path(run.path)} --user ..."]
-
-
-def _another_split(run: RunFolder) -> list[str]:
-    """The command with a split that leaves enough users, if there is one."""
-    kind = split_log(run.log, run.config.split).config.kind
-    best = best_split(run.log, kind, more_than=LEAST_USERS - 1)
-    if best is None:
-        return []
-    advice = Advice(("--split", best[0]), f"leaves {best[1]:,} users to judge by")
-    return next_training(run_again(run), [advice], first="Try")

@@ -250,10 +250,12 @@ def build_model(
     *,
     make: MakeTable | None = None,
     data: TrainingData | None = None,
+    to_load: bool = False,
 ) -> SequenceModel:
     """Build the model. Its tables are local, or sharded over `ranks`, or built by `make`.
 
-    `data` is the training data, for methods that read it.
+    `data` is the training data, for methods that read it. With `to_load`, local tables have no
+    values (device "meta") until `load_model_state` gives them those of a checkpoint.
     """
     check_ranks(config, ranks)
     num_classes, dim, seed = len(train_counts), config.model.dim, config.loop.seed
@@ -263,7 +265,14 @@ def build_model(
         bias = spec.has_bias and bias_from_counts(train_counts)
         table: ClassTable
         if not isinstance(ranks, GroupRanks):
-            table = LocalTable(num_classes, spec.dim, row_optimizer=rows, bias=bias, seed=spec.seed)
+            table = LocalTable(
+                num_classes,
+                spec.dim,
+                row_optimizer=rows,
+                bias=bias,
+                seed=spec.seed,
+                device="meta" if to_load else None,
+            )
         else:
             table = ShardedTable(
                 num_classes,

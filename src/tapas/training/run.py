@@ -139,7 +139,7 @@ def read_log(
     split = split_log(log, config.split)
     for words in (*describe_reading(log.report), *describe_split(log, split)):
         status(words)
-    if warning := check_users(log, split, config.split):
+    if warning := check_users(log, split):
         status(warning)
     longest = int(np.diff(log.offsets).max())
     if config.model.history > max(longest, LONG_HISTORY):

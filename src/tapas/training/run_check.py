@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from os.path import lexists
 from pathlib import Path
 
 from tapas.atomic_file import is_private
@@ -115,11 +116,11 @@ def _run(path: Path, files: dict[Path, tuple[Part, Checksum]]) -> list[Part]:
     parts = [record_part, config, _log(path / LOG, path, listed, files)]
     steps = complete_in(path / CHECKPOINTS)
     parts += [_checkpoint(step, steps[step], files) for step in sorted(steps)]
-    if (path / JOURNAL).exists():
+    if lexists(path / JOURNAL):
         parts.append(part := _sized(JOURNAL, path / JOURNAL))
         with part.noting():
             part.unchecked = check_journal(path / JOURNAL)
-    if (path / RESTORE).exists():
+    if lexists(path / RESTORE):
         parts.append(part := _sized(RESTORE, path / RESTORE))
         try:
             read_restore_point(path / RESTORE)

@@ -40,7 +40,7 @@ def load_model(
     step = best_step(run.checkpoints) if step is None else step
     check_sizes(run.config, run.log.num_items, run.checkpoints.find(step)[1])
     data = TrainingData(None, run.log, split.train_end)
-    model = build_model(run.config, split.train_counts, ranks, data=data)
+    model = build_model(run.config, split.train_counts, ranks, data=data, to_load=True)
     checkpoint = read_checkpoint(run.checkpoints, model, step, ranks, everything=False)
     load_model_state(model, checkpoint)
     return model.eval(), checkpoint.step

@@ -255,44 +255,50 @@ def test_leaving_one_out_is_the_default_of_last():
 
 
 def test_few_users_are_a_warning_with_the_split_that_has_more():
-    log = build(GONE)
-    for config, words in (
-        (SplitConfig(), None),
-        (
-            SplitConfig(kind="group"),
-            "Few users: the split by 'group' leaves 8 validation and 8 test users, too few to "
-            "judge a model by. --split last leaves 151.",
-        ),
-    ):
-        assert check_users(log, split_log(log, config), config) == words
-    one = build(STEADY[:1])
-    last = SplitConfig(kind="last", validation=0)
-    assert check_users(one, split_log(one, last), last) == (
-        "Few users: the split by 'last' leaves 1 test user, too few to judge a model by."
-    )
     thirty = build(STEADY)
-    assert check_users(thirty, split_log(thirty, SplitConfig()), SplitConfig()) == (
+    assert check_users(thirty, split_log(thirty, SplitConfig())) == (
         "Few users: the split by 'time' leaves 30 validation and 30 test users, so expect wide "
         "intervals."
     )
+    gone = build(GONE)
+    assert check_users(gone, split_log(gone, SplitConfig())) is None
+    some = SplitConfig(kind="group", validation=0.1, test=0.1)
+    assert check_users(gone, split_log(gone, some)) == (
+        "Few users: the split by 'group' leaves 15 validation and 15 test users, so expect wide "
+        "intervals. --split last leaves 151."
+    )
 
 
-def test_fewer_than_ten_users_are_an_error_unless_a_split_is_named():
-    log, auto = build(STEADY[:9]), SplitConfig()
-    words = (
-        "the split by 'time' leaves 9 validation and 9 test users; expected at least 10 of each. "
-        "Use a larger log, or name a kind, such as --split time, to train all the same."
-    )
+@pytest.mark.parametrize(
+    ("users", "config", "words"),
+    [
+        (
+            STEADY[:9],
+            {},
+            "the split by 'time' leaves 9 validation and 9 test users, too few to judge a model "
+            "by; expected at least 10 of each. Use a larger log.",
+        ),
+        (
+            STEADY[:1],
+            {"kind": "last", "validation": 0},
+            "the split by 'last' leaves 1 test user, too few to judge a model by; expected at "
+            "least 10 of each. Use a larger log.",
+        ),
+        (
+            GONE,
+            {"kind": "group"},
+            "the split by 'group' leaves 8 validation and 8 test users, too few to judge a model "
+            "by; expected at least 10 of each. Use --split last, which leaves 151.",
+        ),
+        (  # shares fit no other kind that a default could fall back to
+            GONE,
+            {"validation": 0.1, "test": 0.1},
+            "the split by 'time' leaves 1 validation and 1 test user, too few to judge a model "
+            "by; expected at least 10 of each. Use --split last, which leaves 151.",
+        ),
+    ],
+)
+def test_fewer_than_ten_users_are_an_error_with_the_split_that_has_enough(users, config, words):
+    log = build(users)
     with raises_text(words, DataError):
-        check_users(log, split_log(log, auto), auto)
-    named = SplitConfig(kind="time")
-    assert check_users(log, split_log(log, named), named).startswith("Few users: the split by")
-    # shares fit no other kind that a default could fall back to
-    log, shares = build(GONE), SplitConfig(validation=0.1, test=0.1)
-    words = (
-        "the split by 'time' leaves 1 validation and 1 test user; expected at least 10 of each. "
-        "Use --split last, which leaves 151, or name a kind, such as --split time, to train all "
-        "the same."
-    )
-    with raises_text(words, DataError):
-        check_users(log, split_log(log, shares), shares)
+        check_users(log, split_log(log, SplitConfig(**config)))

@@ -36,7 +36,7 @@ class KilledError(BaseException):
 def file(tmp_path_factory):
     """Few items, so that they repeat within a history."""
     folder = tmp_path_factory.mktemp("chain")
-    return write_chain(folder / "chain.parquet", num_users=9, num_items=9, num_baskets=6)
+    return write_chain(folder / "chain.parquet", num_users=30, num_items=9, num_baskets=6)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from tapas.data.source import LogSource
 from tapas.data.splits import SplitConfig, next_items_at, split_log
 from tapas.evaluation.ranked_lists import ListOptions, ranked_lists, without_seen
 from tapas.evaluation.scores import metrics_per_example, paired_difference
+from tapas.tables.local import LocalTable
 from tapas.training import run as session
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, TrainConfig
 from tapas.training.journal import read_journal
@@ -56,6 +57,15 @@ def test_the_best_checkpoint_is_the_default(run, tmp_path):
         assert not model.training
     assert evaluate_run(copied)[1] == best
     assert evaluate_run(copied, step=99)[1] == 99
+
+
+def test_rows_are_read_once_and_not_drawn_first(run, monkeypatch):
+    """Drawing rows and copying over them took most of the time to open a large run."""
+    monkeypatch.setattr(LocalTable, "init_rows", lambda table, weight: pytest.fail("rows drawn"))
+    model, _ = load_model(run)
+    assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+    model.train()
+    model.head(torch.ones(3, 6), torch.tensor([0, 1, 2])).backward()  # and can be trained
 
 
 @pytest.mark.parametrize("split_name", ["test", "validation"])
