@@ -86,11 +86,11 @@ def read_paces(out: Path) -> dict[str, list[Pace]]:
             ]
             for name, paces in parse_json(path.read_bytes()).items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(
-            f"{path} is not what `python -m experiments table-1` writes ({error!r}). Move "
-            "it away and measure again."
-        ) from error
+            f"{path} is not what `python -m experiments table-1` writes. Move it away and measure "
+            "again."
+        ) from None
 
 
 def all_claims(out: Path) -> list[Claim]:

@@ -115,8 +115,8 @@ def test_skipped_rows_are_counted(at):
         *TINY, "--set", "model.history=201",
     )  # fmt: skip
     assert done.returncode == 0
-    slow = "Slow: model.history is 201, but no user has more than 28 events."
-    assert f"{slow} A smaller one reads as much and is faster.\n" in done.stderr
+    slow = r"Slow: model\.history is 201, but no user has more than \d+ events\. A smaller one "
+    assert re.search(f"{slow}reads as much and is faster\\.\n", done.stderr)
     assert (
         "Skipped 3 rows, 1% of all: 2 without user, 1 without valid time (first: x.csv, row 4: time"
         in done.stderr

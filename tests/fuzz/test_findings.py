@@ -78,6 +78,7 @@ DAMAGE = {
 MALICE = {
     **{f"format {n} of run.json": record("run.json", format=n) for n in (-3, 0, 1.5, True, 3)},
     **{f"format {n} of state.json": record(STATE, format=n) for n in (-3, 0, 1.5, True, 3)},
+    "text for numbers in state.json": record(STATE, numbers={"model.head.table": "x"}),
     "state.json of another step": record(STATE, step=3),
     "a device in state.json": record(STATE, files={"/dev/zero": {"bytes": 0, "blake2b": ""}}),
     "a path out of the folder": record(STATE, files={"../x": {"bytes": 0, "blake2b": ""}}),

@@ -124,7 +124,9 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Raise an error of any kind if `record` lacks something that is read later."""
-    _ = [record[name] for name in ("tapas", "state", "numbers", "optimizers")]
+    _ = [record[name] for name in ("tapas", "state", "optimizers")]
+    if not all(isinstance(each, dict) for each in record["numbers"].values()):
+        raise ValueError("numbers")
     if type(record["step"]) is not int or record["step"] < 0 or type(record["best"]) is not bool:
         raise ValueError("step or best")
     files: Checksums = record["files"]
