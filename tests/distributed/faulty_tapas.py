@@ -3,9 +3,9 @@
 Each is KIND@RANK:STEP.
 """
 
+import ctypes
 import os
 import signal
-import time
 
 from forked import tapas_main
 
@@ -16,6 +16,13 @@ from tapas.training import step as steps
 inner = steps.step
 
 
+def wait_for_ever():
+    """In C, as in a collective of gloo: handlers of signals in Python do not run."""
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+
+
 def step(*args, number, **options):
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     planned = (os.environ.get("FAULTS", "").split() + [""] * (attempt + 1))[attempt]
@@ -24,7 +31,7 @@ def step(*args, number, **options):
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "hang":
-            time.sleep(600)
+            wait_for_ever()
         raise ValueError("a fault that was planned")
     return inner(*args, number=number, **options)
 

@@ -2,8 +2,9 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from tapas.cli.terminal import status
@@ -55,23 +56,44 @@ def stop_on_signal(ranks: Ranks) -> Iterator[StopRequest]:
         request.signal = number
         if alone:
             status(STOPPING)
-        if not alone:
-            signal.alarm(PATIENCE_SECONDS)
-
-    def lose_patience(number: int, frame: object) -> None:
-        if not request.noticed:
-            status(
-                f"tapas: stopped: the step of rank {ranks.rank} did not end within "
-                f"{PATIENCE_SECONDS} s."
-            )
-            raise SystemExit(128 + (request.signal or number))
 
     handlers: dict[int, Handler] = {signal.SIGINT: note, signal.SIGTERM: note}
-    if not alone:
-        handlers[signal.SIGALRM] = lose_patience
-    with handle_signals(handlers):
-        try:
-            yield request
-        finally:
-            if not alone:
-                signal.alarm(0)
+    with handle_signals(handlers), nullcontext() if alone else _patience(request, ranks.rank):
+        yield request
+
+
+@contextmanager
+def _patience(request: StopRequest, rank: int) -> Iterator[None]:
+    """Exit when the training loop has not noticed a signal within `PATIENCE_SECONDS`.
+
+    By a thread: as long as the main thread waits for other ranks in a collective, no handler runs.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reading, writing = os.pipe()  # the numbers of signals, as they arrive
+    os.set_blocking(writing, False)
+    ended = threading.Event()
+
+    def watch() -> None:
+        while arrived := os.read(reading, 1):
+            if arrived[0] in (signal.SIGINT, signal.SIGTERM):
+                if ended.wait(PATIENCE_SECONDS) or request.noticed:
+                    return
+                status(
+                    f"tapas: stopped: the step of rank {rank} did not end within "
+                    f"{PATIENCE_SECONDS} s."
+                )
+                os._exit(128 + arrived[0])
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        ended.set()
+        os.close(writing)
+        thread.join()
+        os.close(reading)
