@@ -12,6 +12,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from hypothesis import settings
+from ranks import quick_process
 
 from tapas import native
 
@@ -42,7 +43,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     """Garbage collection skips what is there before the first test: millions of objects."""
-    gc.freeze()
+    quick_process()
     gc.enable()
 
 

@@ -4,7 +4,6 @@ The process is forked from one that has imported everything. To test the imports
 a few tests run `python -m tapas`.
 """
 
-import gc
 import multiprocessing
 import os
 import signal
@@ -15,8 +14,7 @@ import time
 import warnings
 from pathlib import Path
 
-import torch
-from ranks import CONTEXT, PRELOAD
+from ranks import CONTEXT, PRELOAD, quick_process
 
 
 class Forked:
@@ -91,8 +89,7 @@ def _launch(num_ranks, restarts, work, *args):
 
 def _rank(work, *args):
     """Return instead of exiting with 0, which torchrun takes for a failure."""
-    gc.freeze()
-    torch.set_num_threads(1)
+    quick_process()
     try:
         work(*args)
     except SystemExit as end:
@@ -108,7 +105,7 @@ def tapas_main(*arguments: object) -> None:
 
 
 def _run(work, args, place, env, streams, before):
-    gc.freeze()  # so that garbage collection does not copy the memory shared with other processes
+    quick_process()
     os.environ.clear()
     os.environ.update(env)
     os.chdir(place)
@@ -119,7 +116,6 @@ def _run(work, args, place, env, streams, before):
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    torch.set_num_threads(1)
     if env.get("PYTHONWARNINGS") == "error":
         warnings.simplefilter("error")
     if before is not None:

@@ -57,9 +57,19 @@ def run_ranks(num_ranks, work, *args, timeout=TIMEOUT_SECONDS):
         return answers
 
 
-def _rank(rank, num_ranks, folder, timeout, work, args):
-    gc.freeze()  # so that garbage collection does not copy the memory shared with other ranks
+def quick_process():
+    """One thread, no waiting for the disk; what is imported is no garbage, nor copied by a fork.
+
+    That files are flushed, and in which order, is tested by `crash_points.py`. Commands that are
+    started as `python -m tapas` flush them.
+    """
     torch.set_num_threads(1)
+    os.fsync = os.fstat  # fails for the same descriptors
+    gc.freeze()
+
+
+def _rank(rank, num_ranks, folder, timeout, work, args):
+    quick_process()
     warnings.simplefilter("error")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
