@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from oracle.command_line import TINY, last_line, names, tapas, write_chain
+from oracle.command_line import TINY, invoke, last_line, names, tapas, write_chain
 
 NAMED = ("--method", "mine:Hardest")
 
@@ -28,7 +28,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_run_opens_only_if_the_method_is_named(folder):
+def test_the_run_opens_only_if_the_method_is_named(folder, monkeypatch):
+    monkeypatch.chdir(folder)
     assert 'method = "mine:Hardest"' in (folder / "run/config.toml").read_text()
     for words in (
         ("evaluate", "run"),
@@ -38,19 +39,19 @@ def test_the_run_opens_only_if_the_method_is_named(folder):
         ("train", "--resume", "run"),
         ("checkpoint", "grow", "run", "--log", "log.parquet", "--out", "grown"),
     ):
-        assert last_line(tapas(*words, cwd=folder)) == (
+        assert last_line(invoke(*words)) == (
             "run: 'mine:Hardest' is a method of your own, which is imported only if you name it. "
             "Pass --method mine:Hardest; in Python, call "
             "tapas.heads.import_method('mine:Hardest') first."
         )
         done = tapas(*words, *NAMED, cwd=folder)
         assert done.returncode == 0, done.stderr
-    assert last_line(tapas("evaluate", "run", "--method", "tapas", cwd=folder)) == (
+    assert last_line(invoke("evaluate", "run", "--method", "tapas")) == (
         "--method tapas: a run knows its method. The option imports one of your own, module:Class."
     )
 
 
-def test_a_resumed_run_cannot_change_its_method(folder, run):
+def test_a_resumed_run_cannot_change_its_method(folder, run, monkeypatch):
     assert last_line(tapas("train", "--resume", run, *NAMED, cwd=folder)) == (
         f"--method is mine:Hardest, but the run in {run} was trained with tapas, which cannot be "
         "changed. Leave out --method."
@@ -60,7 +61,8 @@ def test_a_resumed_run_cannot_change_its_method(folder, run):
     assert last_line(tapas("train", "--resume", "run", *named, cwd=folder)).startswith(
         "run: 'mine:"
     )
-    assert last_line(tapas("train", "--resume", "run", "--method", "full", cwd=folder)) == (
+    monkeypatch.chdir(folder)
+    assert last_line(invoke("train", "--resume", "run", "--method", "full")) == (
         "--resume continues a run with its saved settings; --method cannot be changed."
     )
 

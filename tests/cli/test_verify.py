@@ -12,6 +12,7 @@ from oracle.command_line import TINY, invoke
 
 import tapas
 from tapas import DataError, TapasError
+from tapas.training import export
 from tapas.training.run_check import check_run
 from tapas.training.run_folder import best_step, open_run
 
@@ -121,7 +122,8 @@ def test_a_run_of_an_earlier_version_works_and_what_cannot_be_checked_is_named(r
     assert "damaged" in verdicts(run).values()
 
 
-def test_damage_to_an_export_is_found(run, at):
+def test_damage_to_an_export_is_found(run, at, monkeypatch):
+    monkeypatch.setattr(export, "export_encoder", lambda _, to, __: to.write_bytes(bytes(99)))
     assert invoke("export", run, "--to", "shop").returncode == 0
     shop, want = at / "shop", answer(at / "shop")
     assert set(verdicts(shop).values()) == {"whole"}

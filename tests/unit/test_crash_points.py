@@ -10,8 +10,7 @@ import crash_programs
 import pytest
 from forked import Forked
 
-QUICK = {"add a result", "begin a journal", "continue a journal", "export", "write results",
-         "replace an index and its keys"}  # fmt: skip
+QUICK = {"add a result", "begin a journal", "continue a journal", "export", "write results"}
 
 
 @pytest.mark.parametrize(
