@@ -160,7 +160,10 @@ def harm(draw: random.Random, run: Path) -> tuple[str, bool, str]:
     kind = draw.randrange(11)
     if kind == 10:
         return leads_outside(draw, run)
-    if kind < 4:
+    if kind == 3:
+        file.write_bytes(content + draw.choice([bytes(4096), b"\n", b"x", content]))
+        return f"more at the end of {name}", False, name
+    if kind < 3:
         file.write_bytes(damaged(draw, content))
         return f"accident in {name}", False, name
     if kind == 4:
@@ -327,8 +330,8 @@ class SettingAttack:
     """Settings that are absurd, or valid but odd."""
 
     def __init__(self, home: Path):
-        self.home, self.log = home / "setting-attack", home / "log.csv"
-        write_log(self.log)
+        self.home, self.log = home / "setting-attack", home / "more-users.csv"
+        chain(num_users=40, num_items=23).write_csv(self.log)
         self.config = (home / "base" / "config.toml").read_bytes()
         self.names, section = [], ""
         for line in self.config.decode().splitlines():
