@@ -112,11 +112,13 @@ def test_skipped_rows_are_counted(at):
     (at / "x.csv").write_text(events(row4="u1,2,yesterday", row7=",2,soon", row9=",2,5"))
     done = invoke(
         "train", "x.csv", "--skip-bad-rows", "--split", "last", "--out", "out", "--cache", "cache",
-        *TINY, "--set", "model.history=201",
+        *TINY, "--set", "model.history=201", "--set", "model.layers=21",
     )  # fmt: skip
     assert done.returncode == 0
     slow = r"Slow: model\.history is 201, but no user has more than \d+ events\. A smaller one "
     assert re.search(f"{slow}reads as much and is faster\\.\n", done.stderr)
+    slow = "Slow: model.layers is 21, and every step computes one after the other. Most models have"
+    assert f"{slow} 1 to 4.\n" in done.stderr
     assert (
         "Skipped 3 rows, 1% of all: 2 without user, 1 without valid time (first: x.csv, row 4: time"
         in done.stderr

@@ -60,6 +60,10 @@ def test_only_warnings_are_printed_in_a_quiet_run(capsys):
          "step 1,200 of 2,000 · loss 5.00 · validation MAP@20 0.2500 · 2.5 h left"),
         (Progress(2000, 2000, 5.0, 0.5, 0.25), 0,
          "step 2,000 of 2,000 · loss 5.00 · validation MAP@20 0.2500"),
+        (Progress(3, 3, 999_999.0, 0.5, 0.25), 0,
+         "step 3 of 3 · loss 999999.00 · validation MAP@20 0.2500"),
+        (Progress(3, 3, 332901148510035466256384.0, 0.5, 0.25), 0,
+         "step 3 of 3 · loss 3.329e+23 · validation MAP@20 0.2500"),
     ],
 )  # fmt: skip
 def test_an_evaluation_is_one_line(tick, left, words):

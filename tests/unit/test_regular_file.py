@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from error_text import raises_text
+from fuzz.readers import time_limit
 
 from tapas import DataError
 from tapas.data.source import LogSource
@@ -36,7 +37,7 @@ def odd(tmp_path, monkeypatch):
     Path("loop.csv").symlink_to("loop.csv")
     Path("broken.csv").symlink_to("/proc/self/mem")  # EIO, as of a bad disk
     Path("zero.csv").symlink_to("/dev/zero")
-    with socket.socket(socket.AF_UNIX) as server:
+    with socket.socket(socket.AF_UNIX) as server, time_limit(30):  # a pipe that is opened waits
         server.bind("socket.csv")
         yield
 

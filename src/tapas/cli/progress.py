@@ -70,12 +70,17 @@ def describe_evaluation(tick: Progress, seconds_left: float) -> str:
     """Such as "step 300 of 2,000 · loss 6.31 · validation MAP@20 0.0412 (best) · 4 min left"."""
     parts = [
         f"step {tick.step:,} of {tick.steps:,}",
-        f"loss {tick.loss:.2f}",
+        f"loss {short_loss(tick.loss, 2)}",
         f"validation MAP@20 {tick.evaluated:.4f}{' (best)' if tick.is_best else ''}",
     ]
     if tick.step < tick.steps:
         parts.append(f"{duration(seconds_left)} left")
     return " · ".join(parts)
+
+
+def short_loss(loss: float, digits: int) -> str:
+    """`loss` with `digits` after the point, or as 3.329e+23 if training has gone astray."""
+    return f"{loss:.{digits}f}" if abs(loss) < 1e6 else f"{loss:.4g}"
 
 
 def duration(seconds: float) -> str:

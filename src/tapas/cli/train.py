@@ -23,7 +23,7 @@ from tapas.cli.options import (
     parse_settings,
     with_log_options,
 )
-from tapas.cli.progress import EvaluationLines, progress_bar
+from tapas.cli.progress import EvaluationLines, progress_bar, short_loss
 from tapas.cli.stop_request import stop_on_signal
 from tapas.cli.terminal import print_json, print_lines, status, warn_only
 from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, restarts_of
@@ -326,9 +326,8 @@ def train(
                     mark_started(ranks, folder)
                 lines.show(tick)
                 best = "" if tick.best is None else f"  best MAP@20 {tick.best:.4f}"
-                advance(
-                    tick.step, tick.steps, "" if isnan(tick.loss) else f"loss {tick.loss:.3f}{best}"
-                )
+                words = "" if isnan(tick.loss) else f"loss {short_loss(tick.loss, 3)}{best}"
+                advance(tick.step, tick.steps, words)
 
             try:
                 outcome = go(

@@ -36,7 +36,7 @@ from tapas.training.step import LocalSteps
 from tapas.training.trainer import Progress, Trainer, TrainResult
 from tapas.training.validation import describe_training, validator
 
-LONG_HISTORY = 200  # that may be slow
+LONG_HISTORY, MANY_LAYERS = 200, 20  # more may be slow
 Status = Callable[[str], None]
 OnProgress = Callable[[Progress], None]
 ShouldStop = Callable[[], bool]
@@ -146,6 +146,11 @@ def read_log(
         status(
             f"Slow: model.history is {config.model.history:,}, but no user has more than "
             f"{longest:,} events. A smaller one reads as much and is faster."
+        )
+    if config.model.layers > MANY_LAYERS and config.model.encoder != "mean":
+        status(
+            f"Slow: model.layers is {config.model.layers:,}, and every step computes one after the "
+            "other. Most models have 1 to 4."
         )
     columns = cast("dict[str, Any]", log.report["columns"])
     return replace(config, log=config.log.resolved(columns)), log, split
