@@ -3,6 +3,8 @@
 import pytest
 from oracle.command_line import invoke
 
+pytestmark = pytest.mark.slow
+
 LONG = "x" * 1_000_000
 SPACED = 'it\'s "x" ' * 100_000  # no part of it is long, and quotes end early
 ROWS = "user,item,time,weight\n1,2,3,1\n1,3,4,1\n2,3,4,1\n"

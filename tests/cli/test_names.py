@@ -101,7 +101,11 @@ def pasted(text: str, folder: Path) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES, ids=["mixed", "pattern", "dash", "home", "long"])
+@pytest.mark.parametrize(
+    "name",
+    [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])],
+    ids=["mixed", "pattern", "dash", "home", "long"],
+)
 def test_a_name_is_a_name_in_every_path(made, at, name):
     def path(end: str, name: str = name) -> str:
         """`name` with `end`, of at most 255 bytes, and with a folder if it could be an option."""
@@ -165,6 +169,7 @@ def test_a_name_is_a_name_in_every_path(made, at, name):
     assert Path(again).samefile(Path(path("2"), "config.toml"))
 
 
+@pytest.mark.slow
 def test_a_key_is_a_key_in_every_option(made, at):
     log = write(made.frame, "log.parquet")
     for number, each in enumerate(KEYS):

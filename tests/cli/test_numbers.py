@@ -8,6 +8,8 @@ from tapas.errors import UsageError
 from tapas.servers import run as servers
 from tapas.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 TRAIN = ("log.csv", "--cache", "cache", "--out", "new", *TINY)
 CALLS = {  # what makes a call of a command complete, beside the option
     "inspect": ("log.csv", "--cache", "cache"),

@@ -28,6 +28,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_run_opens_only_if_the_method_is_named(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert 'method = "mine:Hardest"' in (folder / "run/config.toml").read_text()
@@ -67,6 +68,7 @@ def test_a_resumed_run_cannot_change_its_method(folder, run, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_it_is_compared_and_drawn_without_it(folder):
     names_of = ("--methods", "sampled,mine:Hardest", "--workers", 1)
     done = tapas("compare", "--quick", *names_of, "--out", "compared", "--cache", "c", cwd=folder)

@@ -84,6 +84,7 @@ def test_several_heads_in_one_model_train_like_dense_ones(way):
     _two_heads_end_as_dense_ones(way, "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["optimizer", "fused"])
 def test_heads_on_two_devices_train_like_dense_ones(way):
     alone(_two_heads_end_as_dense_ones, way, NAME)
@@ -169,6 +170,7 @@ def _every_head():
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_every_head_gives_the_same_results_on_another_device():
     alone(_every_head)
 

@@ -58,6 +58,7 @@ def test_checksums_are_those_of_hashlib_also_of_a_copy(tmp_path, size):
         copy_with_checksum(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [57, 257])
 def test_every_flipped_byte_is_found_when_everything_is_checked(tmp_path, size):
     path = tmp_path / "file"
@@ -132,6 +133,7 @@ def test_what_is_no_checksum_is_told_apart(odd):
 RECORD = {"format": 1, "name": "é\n", "nested": {"b": [1.5e-7, math.inf], "a": None}, "2": True}
 
 
+@pytest.mark.slow
 def test_a_record_is_read_back_and_every_flipped_bit_is_found_or_changes_nothing(tmp_path):
     path = tmp_path / "record.json"
     path.write_text(json.dumps(with_checksum(RECORD), indent=1) + "\n")

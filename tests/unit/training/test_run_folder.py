@@ -253,6 +253,7 @@ def test_a_run_of_an_earlier_version_opens(log, tmp_path):
     assert open_run(run).config == CONFIG
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_of_record_and_settings_is_found_or_changes_nothing(log, tmp_path):
     run = create_run(tmp_path / "run", CONFIG, log)
     for name in ("run.json", "config.toml"):
