@@ -6,6 +6,8 @@
 # make figures run what is missing of the paper's synthetic experiments, draw all, judge every claim
 # make evidence DATA=folder   the same for the experiments on real data (docs/evidence.md): hours
 
+unexport PYTHONDONTWRITEBYTECODE  # the many processes that tests start need not compile anew
+
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
