@@ -5,8 +5,9 @@
 prints a table: how many commands ended with a result or with one sentence, and how many with a
 traceback, not in time, or with another result than the undamaged run's and not a word. Half of
 the logs and settings are hostile, half are valid but odd: such a log must be read as the events
-that were written, and no model may have NaN or tables "nan". The same seed makes the same cases;
-`--only "run 17"` repeats one and keeps its files.
+that were written, and no model may have NaN or tables "nan". Weights that are NaN must be refused,
+and settings that no run can have. The same seed makes the same cases; `--only "run 17"` repeats
+one and keeps its files.
 """
 
 import argparse
@@ -30,7 +31,7 @@ import numpy as np
 from forked import Forked
 from fuzz.mutations import HOSTILE, changed_header, changed_json, damaged, json_text
 from fuzz.odd_logs import events_of, odd_log
-from fuzz.odd_settings import odd_settings
+from fuzz.odd_settings import impossible_setting, odd_settings
 from fuzz.readers import seal
 from oracle.command_line import ENVIRONMENT, TINY, chain
 from ranks import CONTEXT, PRELOAD
@@ -44,6 +45,8 @@ NO_NUMBER = re.compile(r"\b(nan|inf|infinity)\b", re.IGNORECASE)
 ITEM, USER = 1003, "u1"
 OPENS_LOG = ("recommend", "evaluate", "similar", "export", "train")  # and must see its damage
 ROWS = "rows-0.safetensors"
+USES_ALL_WEIGHTS = ("recommend", "similar", "export")
+NOT_FINITE = "weights are NaN or inf"
 STATES = ("_sum", "_mean", "_square", "exp_avg_sq")  # of optimizers, inf once a loss is huge
 
 
@@ -148,6 +151,8 @@ class RunAttack:
                 found = "silent change"
         if found == "result" and NO_NUMBER.search(done.stdout):
             found = "silent change"
+        if found == "result" and what == NOT_FINITE and case.words[0] in USES_ALL_WEIGHTS:
+            found = "silent change"
         return case, found, done
 
 
@@ -155,11 +160,12 @@ def harm(draw: random.Random, run: Path) -> tuple[str, bool, str]:
     """Harm one file; returns what was done, whether checksums are right, and its name."""
     files = sorted(file for file in run.rglob("*") if file.is_file())
     file = draw.choice(files)
-    name = str(file.relative_to(run))
-    content = file.read_bytes()
     kind = draw.randrange(11)
+    if kind == 9 or (kind == 5 and draw.random() < 0.7):  # what every command opens
+        file = draw.choice([each for each in files if each.suffix in (".json", ".toml")])
+    name, content = str(file.relative_to(run)), file.read_bytes()
     if kind == 10:
-        return leads_outside(draw, run)
+        return draw.choice([leads_outside, not_finite])(draw, run)
     if kind == 3:
         file.write_bytes(content + draw.choice([bytes(4096), b"\n", b"x", content]))
         return f"more at the end of {name}", False, name
@@ -171,7 +177,7 @@ def harm(draw: random.Random, run: Path) -> tuple[str, bool, str]:
         return f"{name} removed", False, name
     if kind == 5:
         file.unlink()
-        made = draw.choice(["link", "pipe", "folder", "device", "broken link"])
+        made = draw.choice(["link", "pipe", "pipe", "folder", "device", "broken link"])
         if made == "pipe":
             os.mkfifo(file)
         elif made == "folder":
@@ -206,6 +212,15 @@ def leads_outside(draw: random.Random, run: Path) -> tuple[str, bool, str]:
     return "rows lie outside", False, "outside"
 
 
+def not_finite(draw: random.Random, run: Path) -> tuple[str, bool, str]:
+    """Checkpoints with NaN or inf in one of the model's tensors, with right checksums."""
+    file_name = draw.choice([ROWS, "dense.safetensors"])
+    for file in sorted(run.glob(f"checkpoints/*/{file_name}")):
+        file.write_bytes(with_nan(draw, file.read_bytes(), only_weights=True))
+    seal(run, set())
+    return NOT_FINITE, True, file_name
+
+
 def hostile(draw: random.Random, name: str, content: bytes) -> bytes:
     """Content of a stranger, as well-formed as its kind of file allows."""
     if name.endswith(".json"):
@@ -225,10 +240,12 @@ def hostile(draw: random.Random, name: str, content: bytes) -> bytes:
     return damaged(draw, content)
 
 
-def with_nan(draw: random.Random, content: bytes) -> bytes:
+def with_nan(draw: random.Random, content: bytes, *, only_weights: bool = False) -> bytes:
     """A safetensors file in which a number of one array is not finite."""
     arrays = {name: array.copy() for name, array in load(content).items()}
-    chosen = draw.choice(sorted(name for name in arrays if arrays[name].dtype.kind == "f"))
+    floats = sorted(name for name in arrays if arrays[name].dtype.kind == "f")
+    weights = [n for n in floats if n.startswith("model.") and not n.endswith(STATES)]
+    chosen = draw.choice(weights if only_weights else floats)
     arrays[chosen].flat[draw.randrange(arrays[chosen].size)] = draw.choice([np.nan, np.inf])
     return save(arrays)
 
@@ -305,16 +322,28 @@ class LogAttack:
             for row in draw.sample(cells, draw.randint(1, len(cells))):
                 row[column] = str(draw.choice(HOSTILE))
             content = "\n".join(",".join(row) for row in cells).encode()
-        if kind > 1 or content == self.good[name]:
-            content = damaged(draw, content)
-        file = self.home / name
-        file.write_bytes(content)
+        file, is_good = self.home / name, content == self.good[name]
+        if kind == 0 and is_good:
+            no_file(draw, file)
+        else:
+            file.write_bytes(damaged(draw, content) if is_good else content)
         words: list[Any] = ["inspect", file]
         if draw.random() < 0.5:
             words = ["train", file, "--out", self.home / "run", *TINY]
         words += draw.choice([[], ["--skip-bad-rows"]])
         done = start([*words, "--cache", self.home / "cache"], self.home)
         return Case(words, f"kind {kind}"), ending(done), done
+
+
+def no_file(draw: random.Random, path: Path) -> None:
+    """A pipe, a folder, or a link to a device or to itself."""
+    made = draw.choice(["pipe", "pipe", "folder", "link"])
+    if made == "pipe":
+        os.mkfifo(path)
+    elif made == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(draw.choice(["/dev/zero", path.name]))
 
 
 def is_nonsense(done: Any, run: Path) -> bool:
@@ -347,7 +376,10 @@ class SettingAttack:
         words += ["--cache", self.home / "cache", "--threads", 1]
         if draw.random() < 0.5:
             return self.odd(draw, words)
-        if draw.random() < 0.3:
+        share = draw.random()
+        if share > 0.8:
+            return self.impossible(draw, words)
+        if share < 0.3:
             (self.home / "some.toml").write_bytes(hostile_toml(draw, self.config))
             words += ["--config", self.home / "some.toml", "--steps", 2]
         else:
@@ -360,6 +392,18 @@ class SettingAttack:
             words += [word for name, value in chosen for word in ("--set", f"{name}={value}")]
         done = start(words, self.home)
         return Case(words, "settings"), ending(done), done
+
+    def impossible(self, draw: random.Random, words: list[Any]) -> tuple[Case, str, Any]:
+        """A setting that no run can have: the sentence must name it."""
+        name, value = impossible_setting(draw)
+        small = {"loop.steps": 2, "loop.batch": 4, "model.dim": 4, name: value}
+        words += [word for each in small.items() for word in ("--set", "{}={}".format(*each))]
+        done = start(words, self.home)
+        found = ending(done)
+        field = name.partition(".")[2]
+        if found == "result" or (found == "one sentence" and field not in done.stderr):
+            found = "silent change"
+        return Case(words, f"{name} = {value}"), found, done
 
     def odd(self, draw: random.Random, words: list[Any]) -> tuple[Case, str, Any]:
         """Train a model with valid settings, and use it."""

@@ -257,12 +257,13 @@ def fractional_times(draw: random.Random) -> OddLog:
 def text_times(draw: random.Random) -> OddLog:
     shift = draw.choice([0, -1_590_000_000, -50_000_000_000, 251_000_000_000])
     events = [(u, i, t + shift) for u, i, t in plain(draw)]
-    form = draw.choice(["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "zone", "Z"])
+    form = draw.choice(["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "+05:30", "-08:00", "Z"])
+    zones = {"+05:30": timedelta(hours=5.5), "-08:00": timedelta(hours=-8)}
 
     def written(seconds: int) -> str:
         moment = _moment(seconds)
-        if form == "zone":
-            return (moment + timedelta(hours=5.5)).replace(tzinfo=None).isoformat() + "+05:30"
+        if form in zones:
+            return (moment + zones[form]).replace(tzinfo=None).isoformat() + form
         text = moment.replace(tzinfo=None).isoformat()
         return text + "Z" if form == "Z" else text.replace("T", "T" if "T" in form else " ")
 
@@ -458,10 +459,10 @@ def large(draw: random.Random) -> OddLog:
 MAKERS: tuple[Callable[[random.Random], OddLog], ...] = (
     odd_integers, odd_integers, odd_integers, narrow_integers, whole_floats, fractions, decimals,
     other_types, text_types,
-    odd_words, numbers_as_text, missing_values, typed_times, days, numeric_times, small_times,
-    fractional_times, text_times, given_unit, no_times, null_columns, more_columns,
-    parquet_layouts, csv_layouts, csv_layouts, written_by_hand, several_files, carriage_returns,
-    zero_bytes, long_texts,
+    odd_words, numbers_as_text, missing_values, typed_times, typed_times, days, numeric_times,
+    small_times, fractional_times, text_times, text_times, given_unit, no_times, null_columns,
+    more_columns, parquet_layouts, csv_layouts, csv_layouts, written_by_hand, several_files,
+    carriage_returns, zero_bytes, long_texts,
     json_layouts, repeated_events, equal_times, equal_ids, few_rows,
 )  # fmt: skip
 LARGE = 0.03  # share of large ones, which take seconds

@@ -1,4 +1,4 @@
-"""Settings that are valid but odd: the least and the most of what every option allows."""
+"""Settings that are valid but odd, the least and the most of what is allowed, or just beyond."""
 
 import random
 from typing import Any
@@ -36,6 +36,32 @@ ODD: dict[str, tuple[Any, ...]] = {
     "loop.exclude_seen": ("true", "false"),
     "loop.seed": (0, 2**63 - 1),
 }
+IMPOSSIBLE: dict[str, tuple[Any, ...]] = {
+    "model.dim": (0, -1, 2**31),
+    "model.history": (0, -1, 2**31),
+    "model.layers": (0, -1, 1_001),
+    "model.attention_heads": (0, -1),
+    "model.dropout": (-0.1, 1.0, "nan"),
+    "head.next_items": (0, -1, 2**31),
+    "head.target_decay": (0, 1.1, "nan"),
+    "optimizer.rows_lr": (0, -0.1, "inf", "nan"),
+    "optimizer.encoder_lr": (0, -0.1, "inf", "nan"),
+    "optimizer.weight_decay": (-1e-9, "inf", "nan"),
+    "optimizer.clip": (0, -1, "inf", "nan"),
+    "loop.batch": (0, -1, 2**31),
+    "loop.epochs": (0, -1, "inf", "nan"),
+    "loop.steps": (0, -1, 10**15 + 1),
+    "loop.evaluate_every": (0, -1),
+    "loop.patience": (0, -1),
+    "loop.validation_examples": (0, -1),
+    "loop.checkpoint_seconds": (-1, "inf", "nan"),
+    "loop.keep": (0, -1),
+    "loop.seed": (2**63, -(2**63) - 1),
+    "loop.device": ("meta", "nowhere"),
+    "service.servers": (-1, 10**5 + 1),
+    "service.workers": (0, -1),
+    "split.validation": (-1, "nan"),
+}
 SPLITS = (  # kind, and shares or numbers of validation and test
     ("time", 0.001, 0.001), ("time", 0.9, 0.05), ("time", 0.01, 0.98), ("time", 0.5, 0),
     ("last", 1, 1), ("last", 1, 0), ("last", 5, 5), ("last", 0, 1), ("last", 1000, 1),
@@ -57,6 +83,12 @@ def odd_settings(draw: random.Random) -> dict[str, Any]:
     kind, validation, test = draw.choice(SPLITS) if draw.random() < 0.5 else ("last", 1, 1)
     found |= {"split.kind": kind, "split.validation": validation, "split.test": test}
     return found
+
+
+def impossible_setting(draw: random.Random) -> tuple[str, Any]:
+    """A setting with a value that it cannot have."""
+    name = draw.choice(sorted(IMPOSSIBLE))
+    return name, draw.choice(IMPOSSIBLE[name])
 
 
 def _values(option: Any) -> tuple[Any, ...]:

@@ -107,7 +107,10 @@ def _renew(file: Path, place: Callable[[str], Path], changed: set[str], run: Pat
         record = json.loads(file.read_bytes())
         record.pop("checksum", None)
         if str(file.relative_to(run)) not in changed:
-            record["files"] = {name: checksum(place(name)) for name in record["files"]}
+            files = {name: checksum(place(name)) for name in record["files"]}
+            if files == record["files"]:
+                return  # the checksum of this file, in a record above, stays right
+            record["files"] = files
         file.write_text(json.dumps(with_checksum(record)))
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError, OSError):
         pass  # no JSON any more: left as it is

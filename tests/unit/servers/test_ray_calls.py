@@ -31,7 +31,7 @@ def test_the_death_of_ray_is_not_blamed_on_the_peer(monkeypatch, dead, words):
 
 @pytest.mark.parametrize(
     ("looks", "seconds", "found"),
-    [([[], [("raylet", object())]], 60, ["raylet"]), ([[], []], 0.01, []), (None, 60, [])],
+    [([[], [("raylet", object())]], 9, ["raylet"]), ([[], []], 0.01, []), (None, 9, [])],
 )
 def test_parts_of_ray_that_die_are_waited_for_a_little(monkeypatch, looks, seconds, found):
     """Ray ends its actors before itself; a session that others have started is not asked."""
