@@ -148,10 +148,7 @@ def read_log(
             f"{longest:,} events. A smaller one reads as much and is faster."
         )
     if config.model.layers > MANY_LAYERS and config.model.encoder != "mean":
-        status(
-            f"Slow: model.layers is {config.model.layers:,}, and every step computes one after the "
-            "other. Most models have 1 to 4."
-        )
+        status(f"Slow: model.layers is {config.model.layers:,}. Most models have 1 to 4.")
     columns = cast("dict[str, Any]", log.report["columns"])
     return replace(config, log=config.log.resolved(columns)), log, split
 
