@@ -1,14 +1,15 @@
 """What do checksums cost when a run is opened?  `tapas.load` of a made-up run of several GB.
 
-A run of 10 GB with 9.5 million items (D=128, rows of 4.9 GB and as much again for the encoder's
+A run of 8 GB with 7.4 million items (D=128, rows of 3.8 GB and as much again for the encoder's
 input) and a log of 40 million events, opened in turns:
 
 without checks   sizes and checksums are not looked at
 tapas.load       what every command does: small files in full, blocks of those above 64 MB
 everything       what `tapas verify` reads: all bytes, on all cores
 
-The files stay in the page cache if they fit: then reading costs least, and checking most, in
-proportion. Needs about 22 GB of memory and 12 GB of disk. Target: opening with checks takes at
+The files stay in the page cache: then reading costs least, and checking most, in proportion. So
+the run is no larger than fits twice into 24 GB; checks read as much of a larger one. Needs about
+18 GB of memory and 10 GB of disk. Target: opening with checks takes at
 most 1.05 times as long as without. `--quick`: 300,000 items, where loading is short and the
 overhead of small files shows.
 """
@@ -33,7 +34,7 @@ from tapas.training.config import build_config
 from tapas.training.run_check import check_run
 from tapas.training.run_folder import create_run
 
-ITEMS, EVENTS, TURNS = (300_000, 1_000_000, 3) if quick() else (9_500_000, 40_000_000, 5)
+ITEMS, EVENTS, TURNS = (300_000, 1_000_000, 3) if quick() else (7_400_000, 40_000_000, 7)
 DIM, LENGTH = 128, 20
 
 
