@@ -46,6 +46,7 @@ SHARED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", SHARED)
 def test_the_sum_over_a_sample_is_an_unbiased_estimate_of_the_partition_sum(method):
     """For queries of another batch: the targets of an example are always in its batch."""

@@ -58,6 +58,7 @@ def test_a_mixed_sample_weighs_each_class_as_the_loops_do():
     assert both > 10
 
 
+@pytest.mark.slow
 def test_an_estimate_that_is_still_learning_is_unbiased_too():
     """E[B | class comes] = 1 / p at any rate, long after the start."""
     num_classes, steps = 31 * 500, 200  # of a class that comes 1 time in 20: all have a past
@@ -77,6 +78,7 @@ def test_an_estimate_that_is_still_learning_is_unbiased_too():
     assert float(error) < 0.02
 
 
+@pytest.mark.slow
 def test_it_converges_to_the_probability_of_a_class_to_be_in_a_batch():
     head, size, steps = InBatchSoftmax(table=random_table(), rate=0.05), 6, 1_000
     prob = tapas.LogUniform(C).log_prob(torch.arange(C)).exp()

@@ -252,6 +252,7 @@ def test_infinity_and_nan_are_unchanged():
     assert bool((rounded[:, 3] == 1).all())
 
 
+@pytest.mark.slow
 def test_many_steps_below_the_spacing_of_bfloat16_add_up_on_average():
     """From 1 by 0.0001 to 1.1; the spacing is 0.0078, so rounding to nearest would never move."""
     num_rows, dim, steps, lr = 61, 7, 1000, 1e-4

@@ -102,6 +102,7 @@ def test_it_does_not_change_until_it_is_refreshed():
     assert torch.equal(prob(mixture, [4, 0]), after)
 
 
+@pytest.mark.slow
 def test_certain_estimates_move_it_as_in_the_loops_and_no_share_becomes_0():
     """First of a class that the bigram knows, then of one that it does not."""
     mixture, slow = make(), oracle()

@@ -90,6 +90,7 @@ def test_a_query_whose_targets_are_all_of_the_pool_adds_nothing(queries, monkeyp
 B, C, D, P, DRAWS = 5, 31, 3, 17, 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_shards", "scorers", "temperature"),
     [

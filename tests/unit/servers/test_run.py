@@ -112,6 +112,7 @@ def test_at_staleness_0_a_run_equals_one_process_with_as_many_shards(
     assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_same_end(file, tmp_path):
     config = on_servers(file, servers=2, workers=2, max_staleness=0)
     outcome = train(config, tmp_path / "stopped", start_peers=start_peers, should_stop=after(7))
@@ -162,6 +163,7 @@ def test_one_process_refuses_to_train_what_is_for_servers(file, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_numbers_of_servers_and_without_any(file, tmp_path):
     config = replace(
         on_servers(file, servers=3, workers=1, max_staleness=0),
