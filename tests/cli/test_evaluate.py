@@ -126,3 +126,19 @@ def test_a_split_with_fewer_than_ten_users_is_refused_with_a_cure_that_works(at)
     assert done.stdout.startswith("2 users are too few to say who is better: at least 10 are need")
     for word in ("±", "inf", "nan", "significant"):
         assert word not in done.stdout
+
+
+def test_where_nothing_new_is_left_to_find_no_run_is_made_and_none_is_judged(at):
+    """Everybody takes the same three things again and again."""
+    rows = [f"u{u},{u + t % 3},{u + 10 * t}\n" for u in range(12) for t in range(9)]
+    (at / "log.csv").write_text("user,item,time\n" + "".join(rows))
+    train = ("train", "log.csv", "--out", "run", "--cache", "cache", *TINY, "--split", "last")
+    words = (
+        "none of the next items of the 12 users to judge by is new to its user, and items that a "
+        "user had are excluded. Allow them with loop.exclude_seen = false, or with --keep-seen "
+        "when you evaluate a run."
+    )
+    assert last_line(invoke(*train, "--set", "loop.exclude_seen=true")) == words
+    assert not (at / "run").exists()
+    assert invoke(*train).returncode == 0
+    assert last_line(invoke("evaluate", "run", "--exclude-seen")) == words

@@ -12,6 +12,7 @@ from torch import Tensor
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints
 from tapas.data.windows import gather_histories
+from tapas.errors import DataError
 from tapas.evaluation.scores import LIST_LENGTH, metrics_per_example
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 
@@ -106,10 +107,19 @@ def _loss(prediction: Prediction, target: Tensor) -> Tensor:
 
 
 def without_seen(log: EventLog, points: EvalPoints, target: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`target` (P, L) with -1 for items of the history, which `exclude_seen` never lists."""
+    """`target` (P, L) with -1 for items of the history, which `exclude_seen` never lists.
+
+    Raises `DataError` if no target is left.
+    """
     left, start = target.copy(), np.asarray(log.offsets)[points.user]
     for row, s, p in zip(left, start, points.point, strict=True):
         row[np.isin(row, log.items[s:p])] = -1
+    if not (left >= 0).any():
+        raise DataError(
+            f"none of the next items of the {len(points):,} users to judge by is new to its user, "
+            "and items that a user had are excluded. Allow them with loop.exclude_seen = false, or "
+            "with --keep-seen when you evaluate a run."
+        )
     return left
 
 

@@ -34,7 +34,7 @@ from tapas.training.run_folder import (
 )
 from tapas.training.step import LocalSteps
 from tapas.training.trainer import Progress, Trainer, TrainResult
-from tapas.training.validation import describe_training, validator
+from tapas.training.validation import describe_training, validation_examples, validator
 
 LONG_HISTORY, MANY_LAYERS = 200, 20  # more may be slow
 Status = Callable[[str], None]
@@ -149,6 +149,7 @@ def read_log(
         )
     if config.model.layers > MANY_LAYERS and config.model.encoder != "mean":
         status(f"Slow: model.layers is {config.model.layers:,}. Most models have 1 to 4.")
+    validation_examples(log, config, split)  # or an error, before there is a run
     columns = cast("dict[str, Any]", log.report["columns"])
     return replace(config, log=config.log.resolved(columns)), log, split
 

@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints, Split, next_items_at
 from tapas.evaluation.ranked_lists import mean_scores, without_seen
 from tapas.rng import stream
@@ -19,12 +22,21 @@ def validator(
     run: RunFolder, split: Split, ranks: Ranks = ONE_PROCESS
 ) -> Callable[[SequenceModel], dict[str, float]]:
     """A function that scores a model on some of the validation points."""
-    log, config, options = run.log, run.config, list_options(run)
+    points, target = validation_examples(run.log, run.config, split)
+    options = list_options(run)
+    return lambda model: mean_scores(model, run.log, points, target, options, ranks)
+
+
+def validation_examples(
+    log: EventLog, config: TrainConfig, split: Split
+) -> tuple[EvalPoints, NDArray[np.int64]]:
+    """The P points that checkpoints are chosen by, and the next items at each, (P, L).
+
+    Raises `DataError` if `config` leaves none.
+    """
     points = some_points(split.validation, config.loop.validation_examples, config.loop.seed)
     target = next_items_at(log, points, config.head.next_items)
-    if options.exclude_seen:
-        target = without_seen(log, points, target)
-    return lambda model: mean_scores(model, log, points, target, options, ranks)
+    return points, without_seen(log, points, target) if config.loop.exclude_seen else target
 
 
 def describe_training(config: TrainConfig, split: Split) -> str:
