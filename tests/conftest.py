@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Garbage collection skips what is there before the first test: millions of objects."""
+    """Garbage collection skips what was there before the first test."""
     quick_process()
     gc.enable()
 
