@@ -26,6 +26,7 @@ from tapas.distributed.global_batch import (
 from tapas.distributed.row_exchange import Route, fetch_rows, send_gradients
 from tapas.errors import UsageError
 from tapas.exact_state import bits_float, float_bits
+from tapas.losses import target_costs
 from tapas.optim.gradient_queue import NOT_FINITE
 from tapas.optim.row_store import RowGradients
 from tapas.optim.row_updates import RowUpdate
@@ -155,14 +156,22 @@ class ShardedTable(ClassTable):
         owner = self.placement.shard_at(place)
         foreign = (target < 0) | (owner != self.ranks.rank)
         positions = (place - self.placement.start(self.ranks.rank)).masked_fill_(foreign, -1)
-        positive, log_sum = sampled_logits(
-            self.gradients, self.shard._read, batch.query, positions, here
-        )
+        rows = self.shard.stored_rows(positions, here.ids)
+        positive, log_sum = sampled_logits(self.gradients, rows, batch.query, positions, here)
         found = torch.cat([positive, log_sum[:, None]], dim=1)
         found = ReturnAnswers.apply(found, batch.sizes, self.ranks)  # type: ignore[no-untyped-call]
         before = sum(batch.sizes[: self.ranks.rank])
         owner = owner[before : before + batch.sizes[self.ranks.rank]]
         return combine(found, owner, batch.num_targets)
+
+    def sampled_costs(
+        self,
+        batch: GlobalBatch,
+        pool: Candidates,
+        second_pass: SecondPass | None = None,
+        counted: Tensor | None = None,
+    ) -> Tensor:
+        return target_costs(*self.sampled_logits(batch, pool, second_pass), counted)
 
     def _positions(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of `ids` in this shard, and a mask of those that it has."""

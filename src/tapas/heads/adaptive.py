@@ -24,7 +24,6 @@ from tapas.candidates import Candidates, first_occurrences
 from tapas.errors import UsageError
 from tapas.heads.tree import Counts, TreeHead, TreeOptions, check_counts
 from tapas.heads.tree_search import topk_in_cluster, topk_over_clusters
-from tapas.losses import target_costs
 from tapas.rng import stream
 from tapas.shapes import number
 from tapas.tables import LocalTable
@@ -167,7 +166,7 @@ def _softmax_costs(table: LocalTable, query: Tensor, target: Tensor) -> Tensor:
     """(B, L) -log p of `target` (B, L) in a softmax over all rows of `table`; 0 for padding, -1."""
     kept = Candidates.every(table.num_classes, table.device)
     counted = first_occurrences(target) & (target >= 0)
-    return target_costs(*table.sampled_logits(GlobalBatch.local(query, target), kept), counted)
+    return table.sampled_costs(GlobalBatch.local(query, target), kept, counted=counted)
 
 
 def tail_dim(dim: int, div_value: float, i: int) -> int:

@@ -114,13 +114,13 @@ class AdaptiveImportance(SharedSample):
         proposal = self.ngrams.conditioned_on(batch.context)
         return proposal.sample(int(self.num_drawn), generator=self._draws())
 
-    def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
+    def _costs(self, batch: GlobalBatch, counted: Tensor | None) -> Tensor:
         with torch.no_grad():
             kept = self.candidates(batch).to(self.table.device)
         self._count_scores(len(kept) * (1 + min(1.0, SCORING / len(batch.query))))
         if self._is_training():
             self._adapt(batch, kept)
-        return self.table.sampled_logits(batch, kept)
+        return self.table.sampled_costs(batch, kept, counted=counted)
 
     @torch.no_grad()
     def _adapt(self, batch: GlobalBatch, kept: Candidates) -> None:

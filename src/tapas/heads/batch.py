@@ -34,6 +34,13 @@ class Batch:
         counted = None if self.counted is None else self.counted[:number]
         return Batch(query, target, weight, counted, None, query.shape[:1])
 
+    def weighted(self, cost: Tensor) -> Tensor:
+        """(B,) the loss of each example from the `cost` (B, L) of its targets."""
+        if cost.shape[1] == 1:
+            single = cost.view(-1)
+            return single if self.weight is None else single * self.weight[:, 0]
+        return (cost if self.weight is None else cost * self.weight).sum(dim=1)
+
     def reduce(self, loss: Tensor, reduction: str, mean_size: float) -> Tensor:
         """Mean or sum of `loss` (B,), or `loss` in the leading shape of the input, 0 for padding.
 

@@ -17,7 +17,6 @@ from tapas.errors import DataError, UsageError
 from tapas.heads.base import Head, LossOptions, loss_options
 from tapas.heads.batch import Batch, check_any_example
 from tapas.heads.facts import BuildContext
-from tapas.losses import sampled_softmax_loss, target_costs
 from tapas.optim.row_updates import RowUpdate
 from tapas.proposals import Proposal, Squashed, Uniform
 from tapas.proposals.squashed import SparseCounts, is_sparse
@@ -176,8 +175,7 @@ class SharedSample(FlatHead):
 
     def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
         everyone = self._gather(batch, context)
-        loss = sampled_softmax_loss(*self._logits(everyone), batch.weight, batch.counted)
-        return loss, everyone.mean_size
+        return batch.weighted(self._costs(everyone, batch.counted)), everyone.mean_size
 
     @outside_graphs
     @in_float32
@@ -189,7 +187,7 @@ class SharedSample(FlatHead):
             self._refuse_backward()
             batch = self._prepare(query, target, None)
             context = batch.context_of(context)
-        cost = target_costs(*self._logits(self._gather(batch, context)), batch.counted)
+        cost = self._costs(self._gather(batch, context), batch.counted)
         self._count_step()
         real = (target != self.ignore_index).to(cost.device)
         found = -cost.new_zeros(target.shape).masked_scatter(real, cost[batch.target >= 0])
@@ -208,12 +206,12 @@ class SharedSample(FlatHead):
         check_any_example(len(everyone.query))
         return everyone
 
-    def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
-        """Logits of targets (B, L) and log sums over the sample (B,), of this rank's examples."""
+    def _costs(self, batch: GlobalBatch, counted: Tensor | None) -> Tensor:
+        """(B, L) -log p of the targets of this rank's examples, estimated from the sample."""
         with torch.no_grad():
             kept = self.candidates(batch)
         self._count_scores(len(kept))
-        return self.table.sampled_logits(batch, kept)
+        return self.table.sampled_costs(batch, kept, counted=counted)
 
 
 class LookupHead(FlatHead):

@@ -82,10 +82,10 @@ class PartitionedSoftmax(SharedSample):
             self._partition = self._look_ahead(self.part_start)
         return self._partition
 
-    def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
+    def _costs(self, batch: GlobalBatch, counted: Tensor | None) -> Tensor:
         if self._is_training() and not self.part_start <= self.step < self.partition[0]:
             self.part_start, self._partition = self.step, None
-        return super()._logits(batch)
+        return super()._costs(batch, counted)
 
     def _look_ahead(self, start: int) -> tuple[int, Tensor]:
         with self.ranks.share_errors():

@@ -222,13 +222,13 @@ class TapasSoftmax(SharedSample):
                 warn_of_uniform(found["gradient_cosine"], self.step, self.num_classes)
         return super()._losses(batch, context)
 
-    def _logits(self, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
+    def _costs(self, batch: GlobalBatch, counted: Tensor | None) -> Tensor:
         pool, second_pass = self._two_passes(batch)
         scored = 0.0
         if second_pass is not None:  # scored by some queries of the batch only
             scored = len(pool) * len(second_pass.query) / len(batch.query)
         self._count_scores(self.num_samples + scored)
-        return self.table.sampled_logits(batch, pool, second_pass)
+        return self.table.sampled_costs(batch, pool, second_pass, counted)
 
     def _two_passes(self, batch: GlobalBatch) -> tuple[Candidates, SecondPass | None]:
         """The pool of this step, and how n classes are selected from it (None: all are kept)."""

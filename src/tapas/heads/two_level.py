@@ -22,7 +22,6 @@ from tapas.errors import UsageError
 from tapas.heads.facts import Option, Options
 from tapas.heads.tree import Counts, TreeHead, TreeOptions, check_counts
 from tapas.heads.tree_search import topk_in_cluster, topk_over_clusters
-from tapas.losses import target_costs
 from tapas.losses.grouped_softmax import grouped_softmax_costs
 from tapas.shapes import check_positive
 from tapas.tables.ranks import GlobalBatch
@@ -112,8 +111,8 @@ class TwoLevelSoftmax(TreeHead):
         cluster = self.cluster_of[target.clamp(min=0)].masked_fill(~real, -1)
         counted = first_occurrences(cluster) & real  # two targets may share a cluster
         kept = Candidates.every(self.num_clusters, self.device)
-        first = target_costs(
-            *self.clusters.sampled_logits(GlobalBatch.local(query, cluster), kept), counted
+        first = self.clusters.sampled_costs(
+            GlobalBatch.local(query, cluster), kept, counted=counted
         )
         example, column = real.nonzero(as_tuple=True)
         second = self._inside(query, example, cluster[example, column], target[example, column])

@@ -2,7 +2,9 @@
 
 from tapas.native.kernels import (
     MAX_TOPK,
+    BadValuesError,
     Biases,
+    Costs,
     alias,
     batch_score,
     distinct,
@@ -11,7 +13,9 @@ from tapas.native.kernels import (
     mean_share,
     mix,
     permute,
+    sampled,
     sum_rows,
+    target_gradients,
     topk,
     update,
 )
@@ -19,7 +23,9 @@ from tapas.native.library import readable, state, supports, switched_off, writab
 
 __all__ = [
     "MAX_TOPK",
+    "BadValuesError",
     "Biases",
+    "Costs",
     "alias",
     "batch_score",
     "distinct",
@@ -29,10 +35,12 @@ __all__ = [
     "mix",
     "permute",
     "readable",
+    "sampled",
     "state",
     "sum_rows",
     "supports",
     "switched_off",
+    "target_gradients",
     "topk",
     "update",
     "writable",

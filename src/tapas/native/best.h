@@ -46,53 +46,43 @@ struct Excluded {
   }
 };
 
-// Collects the best rows among start .. stop. With SUMS, adds exp(score - reference) of every row,
-// excluded or not, to total[q], and returns false if a score is too far above its reference. Only
-// scores that beat the k-th best so far are checked, as no other is higher than one of these.
+// Collects the best rows among start .. stop for all panels first .. last. With SUMS, also adds
+// exp(score) of every row, excluded or not, to the sums of the queries; see `Lanes`.
 template <bool SUMS>
-static bool best_of_rows(const Rows& rows, const Panels& panels, int64_t first_query,
-                         int64_t start, int64_t stop, int64_t k, const Excluded& excluded,
-                         Best* best, const float* reference, double* total) {
+static void best_of_rows(const Rows& rows, const Panels& panels, Range part, int64_t first,
+                         int64_t last, int64_t k, const Excluded& excluded, Best* best,
+                         float* reference, double* total) {
   Block block(rows);
-  bool near = true;
-  std::vector<float> bar(panels.count * PANEL, -INFINITY);
-  for (int64_t q = panels.queries; q < panels.count * PANEL; ++q) bar[q] = INFINITY;
-  for (int64_t at = start; at < stop; at += block.size) {
-    block.read(rows, at, std::min(at + block.size, stop), 1.0f);
-    for (int64_t j = 0; j < panels.count; ++j) {
-      Floats far[WIDE] = {}, sum[WIDE] = {};
-      if (SUMS)
-        for (int w = 0; w < WIDE; ++w) far[w] = load(reference + j * PANEL + w * LANES);
+  std::vector<float> bar((last - first) * PANEL, -INFINITY);
+  for (int64_t q = panels.queries - first * PANEL; q < (last - first) * PANEL; ++q)
+    bar[q] = INFINITY;
+  for (int64_t at = part.start; at < part.stop; at += block.size) {
+    block.read(rows, at, std::min(at + block.size, part.stop), 1.0f);
+    for (int64_t j = 0; j < last - first; ++j) {
+      Lanes lanes{LOG2_E, reference + j * PANEL, total + j * PANEL, nullptr, 0, 0, {}, {}};
+      if (SUMS) lanes.begin();
       for (int64_t i = 0; i < block.count; i += HIGH) {
         Floats tile[HIGH][WIDE];
-        multiply(&block.rows[i * panels.dim], &block.offset[i], panels[j], panels.dim, tile);
+        multiply(block.rows + i * panels.dim, &block.offset[i], panels[first + j], panels.dim,
+                 tile);
         const int64_t real = std::min<int64_t>(HIGH, block.count - i);
         const Floats to_beat[WIDE] = {load(&bar[j * PANEL]), load(&bar[j * PANEL + LANES])};
         Ints beaten = {};
         for (int r = 0; r < HIGH; ++r)
           for (int w = 0; w < WIDE; ++w) beaten |= ~(tile[r][w] <= to_beat[w]);  // NaN beats all
-        if (SUMS)
-          for (int r = 0; r < HIGH; ++r) {
-            if (r >= real) break;
-            for (int w = 0; w < WIDE; ++w) sum[w] += exp2_of(tile[r][w] - far[w], LOG2_E);
-          }
-        if (!any(beaten)) continue;
-        for (int64_t r = 0; r < real; ++r)
-          for (int64_t lane = 0; lane < panels.real(j); ++lane) {
-            const float score = tile[r][lane / LANES][lane % LANES];
-            const int64_t q = j * PANEL + lane, id = at + i + r;
-            if (score <= bar[q]) continue;
-            if (SUMS && score - reference[q] > FAR / LOG2_E) near = false;
-            if (excluded.holds(first_query + q, id)) continue;
-            bar[q] = best[q].add({score, id}, k, bar[q]);
-          }
+        if (any(beaten))
+          for (int64_t r = 0; r < real; ++r)
+            for (int64_t lane = 0; lane < panels.real(first + j); ++lane) {
+              const float score = tile[r][lane / LANES][lane % LANES];
+              const int64_t q = j * PANEL + lane, id = at + i + r;
+              if (score <= bar[q] || excluded.holds(first * PANEL + q, id)) continue;
+              bar[q] = best[q].add({score, id}, k, bar[q]);
+            }
+        if (SUMS) lanes.add(tile, 0);
       }
-      if (SUMS)
-        for (int lane = 0; lane < PANEL; ++lane)
-          total[j * PANEL + lane] += sum[lane / LANES][lane % LANES];
+      if (SUMS) lanes.end();
     }
   }
-  return near;
 }
 
 }  // namespace tapas

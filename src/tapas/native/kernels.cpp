@@ -1,22 +1,20 @@
-// The CPU kernels of the library; see tiles.h for how scores are computed.
+// The CPU kernels of the library; see tiles.h for how scores are computed and parallel.h for how
+// work is divided.
 //
 // Plain C functions on addresses, loaded with ctypes: only a C++ compiler is needed to build them.
-// Each has a simple equivalent in PyTorch, with which the tests compare it. Logarithms that are
-// returned are natural.
-#include "best.h"
-#include "draws.h"
-#include "gradients.h"
-#include "order.h"
-#include "updates.h"
-
-using namespace tapas;
+// kernels.py checks all sizes. Each has a simple equivalent in PyTorch, with which the tests
+// compare it. Logarithms that are returned are natural.
+//
+// A function returns 0 unless it says otherwise, and OUT_OF_MEMORY instead of an exception.
+#include <cstdint>
+#include <new>
 
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
 // The version of this interface, which the Python side checks first.
-PUBLIC int tapas_interface() { return 5; }
+PUBLIC int tapas_interface() { return 6; }
 
-// Whether this CPU has the instructions that were compiled.
+// Whether this CPU has the instructions that are compiled below.
 PUBLIC int tapas_usable() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -25,179 +23,373 @@ PUBLIC int tapas_usable() {
 #endif
 }
 
-// log_sum[q] = log sum_p exp(row_p . query_q + offset_p) over the rows that are not targets of the
-// query; also reference and inverse of each sum for tapas_gradients, 0 for an empty sum. The
-// targets are (queries, per_query), negative is padding.
-PUBLIC void tapas_log_sum(const void* table, int half, int64_t dim, const float* offset,
-                          int64_t count, const float* query, int64_t queries,
-                          const int64_t* sorted_ids, const int64_t* targets, int64_t per_query,
-                          int threads, float* log_sum, float* reference, float* inverse) {
-  const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
-  const int64_t step = queries_at_once(dim);
-  for (int64_t first = 0; first < queries; first += step) {
-    const int64_t last = std::min(first + step, queries);
-    const Panels panels(query, first, last, dim, 1.0f);
-    const TargetRows mine(sorted_ids, count, targets, first, last, per_query);
-    const Sums found = mass_of_rows(rows, panels, mine, LOG2_E, threads, nullptr, 0);
-    for (int64_t q = first; q < last; ++q) {
-      log_sum[q] = found.log_sum(q - first);
-      reference[q] = found.moved(q - first);
-      inverse[q] = found.inverse(q - first, reference[q]);
-    }
+#include "best.h"
+#include "draws.h"
+#include "gradients.h"
+#include "order.h"
+#include "sampled.h"
+#include "scores.h"
+#include "updates.h"
+
+using namespace tapas;
+
+constexpr int64_t OUT_OF_MEMORY = INT64_MIN, NOT_FINITE = -3, OUT_OF_RANGE = -2;
+
+template <class Work>
+static int64_t guarded(Work work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return OUT_OF_MEMORY;
   }
 }
 
-// Gradients of sum_q scale[q] * log_sum[q] with respect to rows (count, dim), offsets (count) and
-// queries (queries, dim); `reference` and `inverse` are from tapas_log_sum.
-PUBLIC void tapas_gradients(const void* table, int half, int64_t dim, const float* offset,
-                            int64_t count, const float* query, int64_t queries,
-                            const int64_t* sorted_ids, const int64_t* targets, int64_t per_query,
-                            const float* reference, const float* inverse, const float* scale,
-                            int threads, float* row_grad, float* offset_grad, float* query_grad) {
-  const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
-  const Panels panels(query, 0, queries, dim, 1.0f);
-  const TargetRows mine(sorted_ids, count, targets, 0, queries, per_query);
-  Padded flat(queries, dim);
-  // with an infinite reference, lanes without a query have no share
-  std::vector<float> far(panels.count * PANEL, INFINITY), times(panels.count * PANEL, 0.0f);
-  for (int64_t q = 0; q < queries; ++q) {
-    std::copy_n(query + q * dim, dim, flat[q]);
-    far[q] = reference[q];
-    times[q] = inverse[q] * scale[q];
-  }
-  threads = useful_threads(count, queries, dim, threads);
-  std::vector<Gradients> found;
-  for (int part = 0; part < threads; ++part)
-    found.push_back({row_grad, offset_grad, Padded(queries, dim)});
+// log_sum[q] = log sum_p exp(row_p . query_q + offset_p) over the rows that are not targets of the
+// query; also reference and inverse of each sum for tapas_gradients, 0 for an empty sum. The
+// targets are (queries, per_query), negative is padding. Unless null, terms (count, queries) are
+// exp(score - reference).
+PUBLIC int64_t tapas_log_sum(const void* table, int half, int64_t dim, const float* offset,
+                             int64_t count, const float* query, int64_t queries,
+                             const int64_t* sorted_ids, const int64_t* targets, int64_t per_query,
+                             int threads, float* log_sum, float* reference, float* inverse,
+                             float* terms) {
+  return guarded([&] {
+    const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
+    Panels panels(query, queries, dim, 1.0f);
+    Hits hits(panels.count, per_query);
+    Sums sums(count, panels.count, dim, LOG2_E);
+    threads = threads_for(count * queries * dim, threads);
 #pragma omp parallel num_threads(threads)
-  {
-#pragma omp for schedule(static, 1)
-    for (int part = 0; part < threads; ++part) {
-      const Range piece = range_of(count, SIDE, part, threads);
-      gradients_of_rows(rows, panels, flat, mine, piece.start, piece.stop, far.data(),
-                        times.data(), found[part]);
-    }
-#pragma omp for
-    for (int64_t q = 0; q < queries; ++q)
-      for (int64_t d = 0; d < dim; ++d) {
-        float sum = 0.0f;
-        for (int part = 0; part < threads; ++part) sum += found[part].query[q][d];
-        query_grad[q * dim + d] = sum;
+    {
+#pragma omp for schedule(dynamic, 4)
+      for (int64_t j = 0; j < panels.count; ++j) {
+        panels.pack(j);
+        hits.find(j, sorted_ids, count, targets, queries, per_query);
       }
-  }
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t task = 0; task < sums.tasks(); ++task)
+        sums.run(task, rows, panels, hits, terms, queries);
+#pragma omp for schedule(dynamic, 4)
+      for (int64_t j = 0; j < panels.count; ++j) {
+        sums.join(j);
+        if (terms) sums.rescale(j, panels.real(j), terms, queries);
+        for (int64_t q = j * PANEL; q < j * PANEL + panels.real(j); ++q) {
+          log_sum[q] = sums.log_sum(q);
+          reference[q] = terms ? sums.reference[q] : sums.moved(q);
+          inverse[q] = sums.inverse(q, reference[q]);
+        }
+      }
+    }
+    return 0;
+  });
+}
+
+// Everything that a sampled softmax computes from a table: the rows of kept classes and of targets
+// are copied to kept_rows (kept, dim) and target_rows (queries * per_query, dim), offset[k] = bias
+// - log_q, positive (queries, per_query) are the scores of targets, and the rest is as in
+// tapas_log_sum. `kept_at` and `target_at` are positions in the table, negative is padding;
+// `kept_ids`, ascending, and `targets` are the classes, to find targets among the kept. Unless
+// null, cost (queries, per_query) is -log of the share of each target, with rest (queries) and own
+// (queries, per_query) the shares of the kept classes and of the targets; `counted` is null or 0
+// for targets that do not count in the sum.
+// Returns OUT_OF_RANGE if a position is not below num_rows or kept_ids do not ascend, NOT_FINITE
+// if a query holds NaN or inf; then results are meaningless.
+PUBLIC int64_t tapas_sampled(const void* table, int half, int64_t dim, const void* bias,
+                             int64_t num_rows, const int64_t* kept_at, const int64_t* kept_ids,
+                             const float* log_q, int64_t kept, const float* query, int64_t queries,
+                             const int64_t* target_at, const int64_t* targets, int64_t per_query,
+                             const char* counted, int threads, float* kept_rows, float* offset,
+                             float* target_rows, float* positive, float* log_sum, float* reference,
+                             float* inverse, float* terms, float* cost, float* rest, float* own) {
+  return guarded([&]() -> int64_t {
+    const int64_t flat = queries * per_query;
+    bool fits = all_below(kept_at, kept, num_rows);
+    for (int64_t k = 1; k < kept; ++k) fits &= kept_ids[k] > kept_ids[k - 1];
+    for (int64_t i = 0; i < flat; ++i) fits &= target_at[i] < num_rows;
+    if (!fits) return OUT_OF_RANGE;
+    const BiasedTable from{{table, half != 0, dim}, bias};
+    const Rows rows{{kept_rows, false, dim}, nullptr, offset, kept};
+    Panels panels(query, queries, dim, 1.0f);
+    Hits hits(panels.count, per_query);
+    Sums sums(kept, panels.count, dim, LOG2_E);
+    const int64_t row_chunks = (kept + PANEL - 1) / PANEL, chunks = panels.count + row_chunks;
+    threads = threads_for(kept * queries * dim + 4 * (kept + flat) * dim, threads);
+    bool finite = true;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(dynamic, 4) reduction(&& : finite)
+      for (int64_t c = 0; c < chunks; ++c) {
+        if (c >= panels.count) {
+          read_kept(from, kept_at, log_q, range_of(kept, PANEL, c - panels.count, row_chunks),
+                    kept_rows, offset);
+          continue;
+        }
+        const Range mine{c * PANEL, c * PANEL + panels.real(c)};
+        finite = all_finite(query + mine.start * dim, (mine.stop - mine.start) * dim) && finite;
+        read_targets(from, target_at, query, per_query,
+                     {mine.start * per_query, mine.stop * per_query}, target_rows, positive);
+        panels.pack(c);
+        hits.find(c, kept_ids, kept, targets, queries, per_query);
+      }
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t task = 0; task < sums.tasks(); ++task)
+        sums.run(task, rows, panels, hits, terms, queries);
+#pragma omp for schedule(dynamic, 4)
+      for (int64_t j = 0; j < panels.count; ++j) {
+        sums.join(j);
+        if (terms) sums.rescale(j, panels.real(j), terms, queries);
+        for (int64_t q = j * PANEL; q < j * PANEL + panels.real(j); ++q) {
+          log_sum[q] = sums.log_sum(q);
+          reference[q] = terms ? sums.reference[q] : sums.moved(q);
+          inverse[q] = sums.inverse(q, reference[q]);
+          const int64_t at = q * per_query;
+          if (cost)
+            costs_of(positive + at, counted ? counted + at : nullptr, per_query, log_sum[q],
+                     cost + at, rest + q, own + at);
+        }
+      }
+    }
+    return finite ? 0 : NOT_FINITE;
+  });
+}
+
+// Gradients of sum_q scale[q] * log_sum[q] with respect to rows (count, dim), offsets (count) and
+// queries (queries, dim); `reference` and `inverse` are from tapas_log_sum without terms.
+PUBLIC int64_t tapas_gradients(const void* table, int half, int64_t dim, const float* offset,
+                               int64_t count, const float* query, int64_t queries,
+                               const int64_t* sorted_ids, const int64_t* targets,
+                               int64_t per_query, const float* reference, const float* inverse,
+                               const float* scale, int threads, float* row_grad,
+                               float* offset_grad, float* query_grad) {
+  return guarded([&] {
+    const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
+    Panels panels(query, queries, dim, 1.0f);
+    Hits hits(panels.count, per_query);
+    Gradients found(rows, panels, hits);
+    threads = threads_for(3 * count * queries * dim, threads);
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(dynamic, 4)
+      for (int64_t j = 0; j < panels.count; ++j) {
+        panels.pack(j);
+        hits.find(j, sorted_ids, count, targets, queries, per_query);
+        found.prepare(j, reference, inverse, scale);
+      }
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t part = 0; part < found.parts; ++part) found.run(part);
+#pragma omp for schedule(dynamic, 64) nowait
+      for (int64_t p = 0; p < count; ++p) found.row_grad(p, row_grad + p * dim, offset_grad + p);
+#pragma omp for schedule(dynamic, 64)
+      for (int64_t q = 0; q < queries; ++q) found.query_grad(q, query_grad + q * dim);
+    }
+    return 0;
+  });
+}
+
+// Adds the gradients of targets to those of kept classes, and to those of queries.
+//
+// row_grad (kept + queries * per_query, dim), offset_grad and ids begin with the gradients of the
+// kept classes; targets that were not kept are appended. The gradient of a target's score is
+// target_grad (queries, per_query). Offsets and queries may have no gradients (null); query_grad
+// (queries, dim) is first multiplied by query_scale (queries), if that is not null. `square` is the
+// sum of the squares of all row and offset gradients.
+// Returns the number of rows with a gradient, each of a different class.
+PUBLIC int64_t tapas_target_gradients(const int64_t* targets, int64_t queries, int64_t per_query,
+                                      int64_t num_classes, int64_t dim, const float* target_grad,
+                                      const float* query, const float* target_rows,
+                                      const int64_t* kept_ids, int64_t kept,
+                                      const float* query_scale, int threads, int64_t* ids,
+                                      float* row_grad, float* offset_grad, float* query_grad,
+                                      double* square) {
+  return guarded([&] {
+    const TargetPlaces places(targets, queries * per_query, num_classes, kept_ids, kept);
+    const Groups& groups = places.groups;
+    const int64_t chunk = 64, num_chunks = (places.rows + chunk - 1) / chunk;
+    Scratch<double> squares(num_chunks);
+    threads = threads_for(8 * (kept + queries * per_query) * dim, threads);
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(dynamic, 64) nowait
+      for (int64_t k = 0; k < kept; ++k) ids[k] = kept_ids[k];
+#pragma omp for schedule(dynamic, 16) nowait
+      for (int64_t q = 0; q < (query_grad ? queries : 0); ++q) {
+        float* to = query_grad + q * dim;
+        if (query_scale)
+          for (int64_t d = 0; d < dim; ++d) to[d] *= query_scale[q];
+        for (int64_t l = q * per_query; l < (q + 1) * per_query; ++l) {
+          const float* row = target_rows + l * dim;
+          if (targets[l] >= 0)
+            for (int64_t d = 0; d < dim; ++d) to[d] += target_grad[l] * row[d];
+        }
+      }
+#pragma omp for schedule(dynamic, 16)
+      for (int64_t g = 0; g < groups.count(); ++g) {
+        const int64_t place = places.place[g];
+        float* to = row_grad + place * dim;
+        float own = 0.0f;
+        if (place >= kept) {
+          std::fill_n(to, dim, 0.0f);
+          if (offset_grad) offset_grad[place] = 0.0f;
+          ids[place] = groups.id(g);
+        }
+        for (int64_t at = groups.begin(g); at < groups.end(g); ++at) {
+          const int64_t l = groups.position(at);
+          const float* from = query + l / per_query * dim;
+          for (int64_t d = 0; d < dim; ++d) to[d] += target_grad[l] * from[d];
+          own += target_grad[l];
+        }
+        if (offset_grad) offset_grad[place] += own;
+      }
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t c = 0; c < num_chunks; ++c) {
+        const int64_t start = c * chunk, stop = std::min(start + chunk, places.rows);
+        squares[c] = square_sum(row_grad + start * dim, (stop - start) * dim);
+        if (offset_grad) squares[c] += square_sum(offset_grad + start, stop - start);
+      }
+    }
+    *square = 0.0;
+    for (int64_t c = 0; c < num_chunks; ++c) *square += squares[c];
+    return places.rows;
+  });
 }
 
 // share[p] = mean over queries of the softmax over all rows that are not targets of the query.
 // `scratch` holds count * width floats; width is the number of queries at a time, a multiple of 16.
-PUBLIC void tapas_mean_share(const void* table, int half, int64_t dim, const int64_t* ids,
-                             const float* offset, int64_t count, const float* query,
-                             int64_t queries, const int64_t* sorted_ids, const int64_t* targets,
-                             int64_t per_query, float scale, int threads, float* scratch,
-                             int64_t width, float* share) {
-  const Rows rows{{table, half != 0, dim}, ids, offset, count};
-  std::fill_n(share, count, 0.0f);
-  for (int64_t first = 0; first < queries; first += width) {
-    const int64_t last = std::min(first + width, queries);
-    const Panels panels(query, first, last, dim, 1.0f);
-    const TargetRows mine(sorted_ids, count, targets, first, last, per_query);
-    const Sums found =
-        mass_of_rows(rows, panels, mine, scale * LOG2_E, threads, scratch, width);
-    std::vector<float> inverse(panels.count * PANEL, 0.0f);
-    for (int64_t q = 0; q < last - first; ++q)
-      inverse[q] = found.inverse(q, found.reference[q]) / queries;
-    const int parts = useful_threads(count, panels.queries, panels.dim, threads);
-#pragma omp parallel for num_threads(parts) schedule(static, 1)
-    for (int part = 0; part < parts; ++part)
-      for (int64_t p = count * part / parts; p < count * (part + 1) / parts; ++p) {
-        const float* from = scratch + p * width;
-        Floats sum = {};
-        int64_t q = 0;
-        for (; q + LANES <= last - first; q += LANES) sum += load(from + q) * load(&inverse[q]);
-        float rest = 0.0f;
-        for (; q < last - first; ++q) rest += from[q] * inverse[q];
-        share[p] += sum_of(sum) + rest;
+PUBLIC int64_t tapas_mean_share(const void* table, int half, int64_t dim, const int64_t* ids,
+                                const float* offset, int64_t count, const float* query,
+                                int64_t queries, const int64_t* sorted_ids, const int64_t* targets,
+                                int64_t per_query, float scale, int threads, float* scratch,
+                                int64_t width, float* share) {
+  return guarded([&] {
+    const Rows rows{{table, half != 0, dim}, ids, offset, count};
+    std::fill_n(share, count, 0.0f);
+    threads = threads_for(count * queries * dim, threads);
+    for (int64_t first = 0; first < queries; first += width) {
+      const int64_t size = std::min(width, queries - first);
+      Panels panels(query + first * dim, size, dim, 1.0f);
+      Hits hits(panels.count, per_query);
+      Sums sums(count, panels.count, dim, scale * LOG2_E);
+      Scratch<float> times(sums.row_parts * panels.count * PANEL);
+#pragma omp parallel num_threads(threads)
+      {
+#pragma omp for schedule(dynamic, 4)
+        for (int64_t j = 0; j < panels.count; ++j) {
+          panels.pack(j);
+          hits.find(j, sorted_ids, count, targets + first * per_query, size, per_query);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t task = 0; task < sums.tasks(); ++task)
+          sums.run(task, rows, panels, hits, scratch, width);
+#pragma omp for schedule(dynamic, 4)
+        for (int64_t j = 0; j < panels.count; ++j) {
+          sums.join(j);
+          for (int64_t part = 0; part < sums.row_parts; ++part)
+            for (int64_t q = j * PANEL; q < (j + 1) * PANEL; ++q)
+              times[part * sums.width + q] =
+                  q < size ? sums.inverse(q, sums.reference[q]) * sums.factor(part, q) / queries
+                           : 0.0f;
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t part = 0; part < sums.row_parts; ++part)
+          for (int64_t p = sums.rows_of(part).start; p < sums.rows_of(part).stop; ++p)
+            share[p] += dot(scratch + p * width, &times[part * sums.width], size);
       }
-  }
+    }
+    return 0;
+  });
 }
 
 // score[p] = log sum_q exp(scale * (row_p . query_q + offset_p))
-PUBLIC void tapas_batch_score(const void* table, int half, int64_t dim, const int64_t* ids,
-                              const float* offset, int64_t count, const float* query,
-                              int64_t queries, float scale, int threads, float* score) {
-  const Rows rows{{table, half != 0, dim}, ids, offset, count};
-  const int64_t step = queries_at_once(dim);
-  std::fill_n(score, count, -INFINITY);
-  threads = useful_threads(count, queries, dim, threads);
-  for (int64_t first = 0; first < queries; first += step) {
-    const Panels panels(query, first, std::min(first + step, queries), dim, scale * LOG2_E);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int part = 0; part < threads; ++part) {
-      Block block(rows);
-      const Range mine = range_of(count, block.size, part, threads);
-      for (int64_t at = mine.start; at < mine.stop; at += block.size) {
-        block.read(rows, at, std::min(at + block.size, mine.stop), scale * LOG2_E);
-        block.prefetch_next(rows, block.size);
-        if (block_scores(block, panels, nullptr, score + at)) continue;
-        block_scores(block, panels, row_peaks(block, panels).data(), score + at);
+PUBLIC int64_t tapas_batch_score(const void* table, int half, int64_t dim, const int64_t* ids,
+                                 const float* offset, int64_t count, const float* query,
+                                 int64_t queries, float scale, int threads, float* score) {
+  return guarded([&] {
+    const Rows rows{{table, half != 0, dim}, ids, offset, count};
+    const int64_t step = queries_at_once(dim);
+    std::fill_n(score, count, -INFINITY);
+    threads = threads_for(count * queries * dim, threads);
+    const int64_t parts = std::min<int64_t>(tasks_for(count * queries * dim), count / 48 + 1);
+    for (int64_t first = 0; first < queries; first += step) {
+      Panels panels(query + first * dim, std::min(step, queries - first), dim, scale * LOG2_E);
+#pragma omp parallel num_threads(threads)
+      {
+#pragma omp for schedule(dynamic, 4)
+        for (int64_t j = 0; j < panels.count; ++j) panels.pack(j);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t part = 0; part < parts; ++part) {
+          Block block(rows);
+          const Range mine = range_of(count, block.size, part, parts);
+          for (int64_t at = mine.start; at < mine.stop; at += block.size) {
+            block.read(rows, at, std::min(at + block.size, mine.stop), scale * LOG2_E);
+            block.prefetch_next(rows, block.size);
+            if (block_scores(block, panels, nullptr, score + at)) continue;
+            block_scores(block, panels, row_peaks(block, panels).data(), score + at);
+          }
+        }
       }
     }
-  }
-  for (int64_t p = 0; p < count; ++p) score[p] *= LN_2;
+    for (int64_t p = 0; p < count; ++p) score[p] *= LN_2;
+    return 0;
+  });
 }
+
+constexpr int64_t TOP_PARTS = 8;  // of the rows; each finds k rows of its own
 
 // The k best rows of each query, best first, ties by ascending id; -1 and -inf if fewer than k
 // remain. `excluded_start` (queries + 1) splits `excluded` into an ascending list for each query.
 // Unless null, log_sum[q] = log sum exp(score) over all rows, excluded or not.
-PUBLIC void tapas_top(const void* table, int half, int64_t dim, const float* offset, int64_t count,
-                      const float* query, int64_t queries, int64_t k,
-                      const int64_t* excluded_start, const int64_t* excluded, int threads,
-                      float* score, int64_t* id, float* log_sum) {
-  const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
-  const Excluded to_exclude{excluded_start, excluded};
-  const TargetRows none(nullptr, 0, nullptr, 0, 0, 0);
-  const int64_t step = queries_at_once(dim);
-  threads = useful_threads(count, queries, dim, threads);
-  for (int64_t first = 0; first < queries; first += step) {
-    const Panels panels(query, first, std::min(first + step, queries), dim, 1.0f);
-    std::vector<Best> best(threads * panels.queries);
-    const int64_t width = panels.count * PANEL;
-    Sums sums{LOG2_E, std::vector<float>(width, -INFINITY), {}, std::vector<char>(width, 0)};
-    std::vector<double> totals(threads * width, 0.0);
-    if (log_sum) first_references(rows, panels, none, sums.reference.data());
-    bool near = true;
-#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(&& : near)
-    for (int part = 0; part < threads; ++part) {
-      const Range mine = range_of(count, rows_at_once(dim), part, threads);
-      const auto search = log_sum ? best_of_rows<true> : best_of_rows<false>;
-      near = search(rows, panels, first, mine.start, mine.stop, k, to_exclude,
-                    &best[part * panels.queries], sums.reference.data(), &totals[part * width]) &&
-             near;
-    }
-    if (log_sum) {
-      sums.add(totals, threads);
-      if (!near || !sums.precise(panels.queries))
-        sums = mass_of_rows(rows, panels, none, LOG2_E, threads, nullptr, 0);
-      for (int64_t q = 0; q < panels.queries; ++q) log_sum[first + q] = sums.log_sum(q);
-    }
-#pragma omp parallel for num_threads(threads)
-    for (int64_t q = 0; q < panels.queries; ++q) {
-      std::vector<Found>& all = best[q].kept;
-      for (int part = 1; part < threads; ++part) {
-        const auto& more = best[part * panels.queries + q].kept;
-        all.insert(all.end(), more.begin(), more.end());
+PUBLIC int64_t tapas_top(const void* table, int half, int64_t dim, const float* offset,
+                         int64_t count, const float* query, int64_t queries, int64_t k,
+                         const int64_t* excluded_start, const int64_t* excluded, int threads,
+                         float* score, int64_t* id, float* log_sum) {
+  return guarded([&] {
+    const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
+    const Hits none(0, 0);
+    const int64_t step = queries_at_once(dim);
+    threads = threads_for(count * queries * dim, threads);
+    const int64_t parts = std::min(TOP_PARTS, tasks_for(count * queries * dim));
+    for (int64_t first = 0; first < queries; first += step) {
+      Panels panels(query + first * dim, std::min(step, queries - first), dim, 1.0f);
+      const Excluded to_exclude{excluded_start ? excluded_start + first : nullptr, excluded};
+      std::vector<Best> best(parts * panels.queries);
+      const int64_t width = panels.count * PANEL;
+      Scratch<float> reference(parts * width, LOWEST);
+      Scratch<double> total(parts * width, 0.0);
+#pragma omp parallel num_threads(threads)
+      {
+#pragma omp for schedule(dynamic, 4)
+        for (int64_t j = 0; j < panels.count; ++j) panels.pack(j);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t part = 0; part < parts; ++part) {
+          const auto search = log_sum ? best_of_rows<true> : best_of_rows<false>;
+          search(rows, panels, range_of(count, rows_at_once(dim), part, parts), 0, panels.count, k,
+                 to_exclude, &best[part * panels.queries], &reference[part * width],
+                 &total[part * width]);
+        }
+#pragma omp for schedule(dynamic, 16)
+        for (int64_t q = 0; q < panels.queries; ++q) {
+          if (log_sum)
+            log_sum[first + q] = joined_log_sum(&reference[q], &total[q], parts, width, LOG2_E);
+          std::vector<Found>& all = best[q].kept;
+          for (int64_t part = 1; part < parts; ++part) {
+            const auto& more = best[part * panels.queries + q].kept;
+            all.insert(all.end(), more.begin(), more.end());
+          }
+          std::sort(all.begin(), all.end());
+          for (int64_t r = 0; r < k; ++r) {
+            const bool there = r < static_cast<int64_t>(all.size());
+            score[(first + q) * k + r] = there ? all[r].score : -INFINITY;
+            id[(first + q) * k + r] = there ? all[r].id : -1;
+          }
+        }
       }
-      std::sort(all.begin(), all.end());
-      for (int64_t r = 0; r < k; ++r) {
-        const bool there = r < static_cast<int64_t>(all.size());
-        score[(first + q) * k + r] = there ? all[r].score : -INFINITY;
-        id[(first + q) * k + r] = there ? all[r].id : -1;
-      }
     }
-  }
+    return 0;
+  });
 }
 
 // position[i] = a bucket of an alias table, or its partner: see proposals/alias.py.
-PUBLIC void tapas_alias(const double* uniform, int64_t count, const double* threshold,
+PUBLIC int64_t tapas_alias(const double* uniform, int64_t count, const double* threshold,
                         const int64_t* partner, int64_t buckets, int threads, int64_t* position) {
   const Alias table{threshold, partner, buckets};
   threads = static_cast<int>(std::min<int64_t>(threads, count / 4096 + 1));
@@ -206,11 +398,12 @@ PUBLIC void tapas_alias(const double* uniform, int64_t count, const double* thre
     const int64_t start = count * part / threads, stop = count * (part + 1) / threads;
     table.draw(uniform + start, stop - start, position + start);
   }
+  return 0;
 }
 
 // ids[i] = head_ids[position], with the next position of an alias table, wherever which[i] is at
 // least `share`: see proposals/squashed.py.
-PUBLIC void tapas_mix(const double* which, int64_t count, double share, const double* uniform,
+PUBLIC int64_t tapas_mix(const double* which, int64_t count, double share, const double* uniform,
                       const double* threshold, const int64_t* partner, int64_t buckets,
                       const int64_t* head_ids, int threads, int64_t* ids) {
   const Alias table{threshold, partner, buckets};
@@ -232,6 +425,7 @@ PUBLIC void tapas_mix(const double* which, int64_t count, double share, const do
         if (which[at] >= share) ids[at] = head_ids[position[i++]];
     }
   }
+  return 0;
 }
 
 // The first k distinct ids of `draws`, ascending, and how often each was repeated before the draw
@@ -265,63 +459,68 @@ PUBLIC int64_t tapas_distinct(const int64_t* draws, int64_t count, int64_t k, in
 
 // One optimizer step of the rows `ids` (count) and of their offsets, if any. Gradients (count, dim)
 // of repeated ids are summed; offsets do not decay. See updates.h for `rule`, `numbers` and state.
-// Returns 0, without moving a row, if an id is out of range.
-PUBLIC int tapas_update(int rule, const float* numbers, int64_t num_rows, const int64_t* ids,
-                        int64_t count, int64_t dim, float* rows, const float* grad,
-                        float* first_state, float* second_state, float* offsets,
-                        const float* offset_grad, float* first_of_offsets,
-                        float* second_of_offsets, int threads) {
-  if (!all_below(ids, count, num_rows)) return 0;
-  const RowsToMove wide{dim, rows, grad, first_state, second_state};
-  const RowsToMove narrow{1, offsets, offset_grad, first_of_offsets, second_of_offsets};
-  const Groups groups(ids, count, num_rows);
-  const int64_t found = groups.count();
-  threads = useful_threads(count, 64, dim, threads);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (int part = 0; part < threads; ++part) {
-    std::vector<float> sum(dim);
-    for (int64_t g = found * part / threads; g < found * (part + 1) / threads; ++g) {
-      if (g + 8 < found) {
-        wide.prefetch(rule, groups.id(g + 8));
-        if (offsets) narrow.prefetch(rule, groups.id(g + 8));
-      }
-      groups.sum(g, grad, dim, sum.data());
-      move_row(rule, numbers, numbers[1], groups.id(g), sum.data(), wide);
-      if (offsets) {
-        groups.sum(g, offset_grad, 1, sum.data());
-        move_row(rule, numbers, 0.0f, groups.id(g), sum.data(), narrow);
+// Returns OUT_OF_RANGE, without moving a row, if an id is.
+PUBLIC int64_t tapas_update(int rule, const float* numbers, int64_t num_rows, const int64_t* ids,
+                            int64_t count, int64_t dim, float* rows, const float* grad,
+                            float* first_state, float* second_state, float* offsets,
+                            const float* offset_grad, float* first_of_offsets,
+                            float* second_of_offsets, int threads) {
+  return guarded([&]() -> int64_t {
+    if (!all_below(ids, count, num_rows)) return OUT_OF_RANGE;
+    const RowsToMove wide{dim, rows, grad, first_state, second_state};
+    const RowsToMove narrow{1, offsets, offset_grad, first_of_offsets, second_of_offsets};
+    const Groups groups(ids, count, num_rows);
+    const int64_t found = groups.count(), parts = tasks_for(16 * count * dim);
+    Scratch<float> sums(parts * dim);
+    threads = threads_for(16 * count * dim, threads);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (int64_t part = 0; part < parts; ++part) {
+      float* sum = &sums[part * dim];
+      const Range mine = range_of(found, 1, part, parts);
+      for (int64_t g = mine.start; g < mine.stop; ++g) {
+        if (g + ROWS_AHEAD < mine.stop) {
+          wide.prefetch(rule, groups.id(g + ROWS_AHEAD));
+          if (offsets) narrow.prefetch(rule, groups.id(g + ROWS_AHEAD));
+        }
+        groups.sum(g, grad, dim, sum);
+        move_row(rule, numbers, numbers[1], groups.id(g), sum, wide);
+        if (offsets) {
+          groups.sum(g, offset_grad, 1, sum);
+          move_row(rule, numbers, 0.0f, groups.id(g), sum, narrow);
+        }
       }
     }
-  }
-  return 1;
+    return 0;
+  });
 }
 
 // Sums the gradients of rows (count, dim) and of offsets (count) for each id: distinct ids,
-// ascending, their sums, and the sum of all squares. Returns the number of distinct ids, or -1 if
-// an id is out of range.
+// ascending, their sums, and the sum of all squares. Returns the number of distinct ids, or
+// OUT_OF_RANGE.
 PUBLIC int64_t tapas_sum_rows(const int64_t* ids, int64_t count, int64_t num_rows, int64_t dim,
                               const float* grad, const float* offset_grad, int threads,
                               int64_t* found_ids, float* sum, float* offset_sum, double* square) {
-  if (!all_below(ids, count, num_rows)) return -1;
-  const Groups groups(ids, count, num_rows);
-  const int64_t found = groups.count();
-  double total = 0.0;
-  threads = useful_threads(count, 64, dim, threads);
-#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(+ : total)
-  for (int part = 0; part < threads; ++part)
-    for (int64_t g = found * part / threads; g < found * (part + 1) / threads; ++g) {
-      found_ids[g] = groups.id(g);
-      groups.sum(g, grad, dim, sum + g * dim);
-      groups.sum(g, offset_grad, 1, offset_sum + g);
-      double here = static_cast<double>(offset_sum[g]) * offset_sum[g];
-      for (int64_t d = 0; d < dim; ++d) {
-        const double x = sum[g * dim + d];
-        here += x * x;
+  return guarded([&]() -> int64_t {
+    if (!all_below(ids, count, num_rows)) return OUT_OF_RANGE;
+    const Groups groups(ids, count, num_rows);
+    const int64_t found = groups.count(), parts = tasks_for(16 * count * dim);
+    Scratch<double> squares(parts);
+    threads = threads_for(16 * count * dim, threads);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (int64_t part = 0; part < parts; ++part) {
+      const Range mine = range_of(found, 1, part, parts);
+      for (int64_t g = mine.start; g < mine.stop; ++g) {
+        found_ids[g] = groups.id(g);
+        groups.sum(g, grad, dim, sum + g * dim);
+        groups.sum(g, offset_grad, 1, offset_sum + g);
       }
-      total += here;
+      squares[part] = square_sum(sum + mine.start * dim, (mine.stop - mine.start) * dim) +
+                      square_sum(offset_sum + mine.start, mine.stop - mine.start);
     }
-  *square = total;
-  return found;
+    *square = 0.0;
+    for (int64_t part = 0; part < parts; ++part) *square += squares[part];
+    return found;
+  });
 }
 
 #if defined(__x86_64__)
@@ -333,7 +532,7 @@ PUBLIC int64_t tapas_sum_rows(const int64_t* ids, int64_t count, int64_t num_row
 #endif
 
 // The position of each id in the order given by `keys`; backwards, the id at each position.
-PUBLIC void tapas_permute(const int64_t* ids, int64_t count, int half, const int64_t* keys,
+PUBLIC int64_t tapas_permute(const int64_t* ids, int64_t count, int half, const int64_t* keys,
                           int64_t size, int backwards, int threads, int64_t* out) {
   const Order order{half, keys, static_cast<uint64_t>(size)};
 #pragma omp parallel for num_threads(threads) if (count > 1 << 15)
@@ -344,4 +543,5 @@ PUBLIC void tapas_permute(const int64_t* ids, int64_t count, int half, const int
     else
       order.walk<false>(ids + first, part, out + first);
   }
+  return 0;
 }

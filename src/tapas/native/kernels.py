@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tapas.errors import UsageError
-from tapas.native.library import library
+from tapas.native.library import call
 from tapas.torch_modes import outside_graphs
 
+F32, I64 = torch.float32, torch.int64
 MIN_QUERIES = 64  # normalised at a time
 MAX_QUERIES = 512
 SCRATCH = 1 << 22  # floats of the matrix in which they are normalised, if MIN_QUERIES fit
@@ -28,6 +29,7 @@ def log_sum(
     *,
     ids: Tensor | None = None,
     target: Tensor | None = None,
+    terms: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log of the sum over rows of exp(query . row + offset).
 
@@ -37,60 +39,217 @@ def log_sum(
         query:  (B, D)
         ids:    (K,) classes of the rows, ascending.
         target: (B, L) targets of each query, which are left out of its sum.
+        terms:  (K, B) to be filled with exp(score - reference).
 
     Returns: log_sum (B,), -inf if nothing is left; and `sums` (2, B), a reference and an inverse
     for each query. The share of a row in the sum is exp(score - reference) * inverse.
     """
-    weight, query = _plain(weight), query.contiguous()
+    weight, query = weight.detach().contiguous(), query.contiguous()
     offset, ids, target = (x if x is None else x.contiguous() for x in (offset, ids, target))
-    num_queries = query.shape[0]
+    num_rows, num_queries = weight.shape[0], query.shape[0]
     total, sums = query.new_empty(num_queries), query.new_empty(2, num_queries)
-    library().tapas_log_sum(
+    hits = ids is not None and target is not None
+    call(
+        "tapas_log_sum",
         *_table(weight),
-        _address(offset),
-        weight.shape[0],
-        query.data_ptr(),
-        query.shape[0],
-        _address(ids),
-        _address(target),
-        0 if target is None else target.shape[1],
+        _or_none(offset, F32, num_rows),
+        num_rows,
+        _at(query, F32, num_queries, weight.shape[1]),
+        num_queries,
+        _or_none(ids, I64, num_rows),
+        _or_none(target, I64, num_queries, -1),
+        target.shape[1] if hits and target is not None else 0,
         torch.get_num_threads(),
         total.data_ptr(),
         *_both(sums),
+        _or_none(terms, F32, num_rows, num_queries),
     )
     return total, sums
 
 
+class Sampled(NamedTuple):
+    """What `sampled` computes."""
+
+    kept_rows: Tensor  # (K, D) copies
+    offset: Tensor  # (K,) bias - log_q
+    target_rows: Tensor  # (B * L, D) copies, 0 for padding
+    positive: Tensor  # (B, L) scores of the targets, -inf for padding
+    log_sum: Tensor  # (B,)
+    sums: Tensor  # (2, B), as from `log_sum`
+    terms: Tensor | None  # (K, B), as from `log_sum`
+
+
+class Costs(NamedTuple):
+    """Costs of targets, to be filled by `sampled`."""
+
+    cost: Tensor  # (B, L) -log of the share of the target in the partition sum; 0 for padding
+    rest: Tensor  # (B,) share of the kept classes
+    own: Tensor  # (B, L) share of each target that counts
+
+
+class BadValuesError(Exception):
+    """Ids were out of range or not ascending, or queries not finite; the caller says which."""
+
+
+def sampled(
+    weight: Tensor,
+    bias: Tensor | None,
+    query: Tensor,
+    *,
+    kept_at: Tensor,
+    kept_ids: Tensor,
+    log_q: Tensor,
+    target_at: Tensor,
+    target: Tensor,
+    with_terms: bool,
+    counted: Tensor | None = None,
+    costs: Costs | None = None,
+) -> Sampled:
+    """Read rows of targets and kept classes, score the targets, and sum over the kept.
+
+    Args:
+        weight:    (N, D) a table, float32 or bfloat16, and its `bias` (N,) of the same type.
+        query:     (B, D)
+        kept_at:   (K,) rows of the kept classes, which are `kept_ids` (K,), ascending.
+        log_q:     (K,)
+        target_at: (B, L) rows of the targets, which are `target` (B, L); negative is padding.
+        counted:   (B, L) False for a target that is listed again; only for `costs`.
+
+    Raises BadValuesError if ids or queries cannot be used.
+    """
+    weight, query = weight.contiguous(), query.contiguous()
+    kept_at, kept_ids, log_q = kept_at.contiguous(), kept_ids.contiguous(), log_q.contiguous()
+    target_at, target = target_at.contiguous(), target.contiguous()
+    (num_rows, dim), num_queries, num_kept = weight.shape, query.shape[0], log_q.shape[0]
+    num_targets = target.shape[1]
+    kept_rows, offset = query.new_empty(num_kept, dim), query.new_empty(num_kept)
+    target_rows = query.new_empty(num_queries * num_targets, dim)
+    positive, log_sum = query.new_empty(num_queries, num_targets), query.new_empty(num_queries)
+    sums = query.new_empty(2, num_queries)
+    terms = query.new_empty(num_kept, num_queries) if with_terms else None
+    of_costs = [None] * 3 if costs is None else [part.data_ptr() for part in costs]
+    status = call(
+        "tapas_sampled",
+        *_table(weight),
+        _or_none(bias, weight.dtype, num_rows),
+        num_rows,
+        _at(kept_at, I64, num_kept),
+        _at(kept_ids, I64, num_kept),
+        _at(log_q, F32, num_kept),
+        num_kept,
+        _at(query, F32, num_queries, dim),
+        num_queries,
+        _at(target_at, I64, num_queries, num_targets),
+        _at(target, I64, num_queries, num_targets),
+        num_targets,
+        _or_none(counted, torch.bool, num_queries, num_targets),
+        torch.get_num_threads(),
+        kept_rows.data_ptr(),
+        offset.data_ptr(),
+        target_rows.data_ptr(),
+        positive.data_ptr(),
+        log_sum.data_ptr(),
+        *_both(sums),
+        _address(terms),
+        *of_costs,
+    )
+    if status:
+        raise BadValuesError
+    return Sampled(kept_rows, offset, target_rows, positive, log_sum, sums, terms)
+
+
 def gradients(
     weight: Tensor, offset: Tensor, query: Tensor, ids: Tensor, target: Tensor,
-    *, sums: Tensor, scale: Tensor,
+    *, sums: Tensor, scale: Tensor, row_grad: Tensor | None = None,
+    offset_grad: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (scale * log_sum).sum() with respect to query (B, D), rows (K, D), offset (K,).
 
-    `sums` (2, B) is from `log_sum` with the same arguments; `scale` is (B,).
+    `sums` (2, B) is from `log_sum` with the same arguments, without terms; `scale` is (B,). The
+    gradients are written into `row_grad` (K, D) and `offset_grad` (K,) if these are given.
     """
-    weight, query = _plain(weight), query.contiguous()
+    weight, query, scale = weight.detach().contiguous(), query.contiguous(), scale.contiguous()
     offset, ids, target = offset.contiguous(), ids.contiguous(), target.contiguous()
-    sums, scale = sums.contiguous(), scale.contiguous()
-    query_grad, offset_grad = torch.empty_like(query), torch.empty_like(offset)
-    row_grad = query.new_empty(weight.shape)
-    library().tapas_gradients(
+    (num_rows, dim), num_queries = weight.shape, query.shape[0]
+    query_grad = query.new_empty(num_queries, dim)
+    row_grad = query.new_empty(num_rows, dim) if row_grad is None else row_grad
+    offset_grad = query.new_empty(num_rows) if offset_grad is None else offset_grad
+    call(
+        "tapas_gradients",
         *_table(weight),
-        offset.data_ptr(),
-        weight.shape[0],
-        query.data_ptr(),
-        query.shape[0],
-        ids.data_ptr(),
-        target.data_ptr(),
+        _at(offset, F32, num_rows),
+        num_rows,
+        _at(query, F32, num_queries, dim),
+        num_queries,
+        _at(ids, I64, num_rows),
+        _at(target, I64, num_queries, -1),
         target.shape[1],
         *_both(sums),
-        scale.data_ptr(),
+        _at(scale, F32, num_queries),
         torch.get_num_threads(),
-        row_grad.data_ptr(),
-        offset_grad.data_ptr(),
+        _at(row_grad, F32, num_rows, dim),
+        _at(offset_grad, F32, num_rows),
         query_grad.data_ptr(),
     )
     return query_grad, row_grad, offset_grad
+
+
+def target_gradients(
+    target: Tensor,
+    target_grad: Tensor,
+    query: Tensor,
+    target_rows: Tensor,
+    kept_ids: Tensor,
+    *,
+    row_grad: Tensor,
+    offset_grad: Tensor | None,
+    num_classes: int,
+    query_grad: Tensor | None = None,
+    query_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Add the gradients of targets to those of kept classes and, in place, to `query_grad`.
+
+    Args:
+        target:      (B, L) classes; negative is padding.
+        target_grad: (B, L) gradients of their scores.
+        query:       (B, D)
+        target_rows: (B * L, D)
+        kept_ids:    (K,) ascending.
+        row_grad:    (K + B * L, D), of which the first K are the gradients of the kept classes.
+        offset_grad: (K + B * L,) likewise; None without biases.
+        num_classes: all targets are below it.
+        query_grad:  (B, D), first multiplied by `query_scale` (B,) if that is given.
+
+    Returns: distinct ids (U,), their gradients (U, D) and (U,), which are parts of `row_grad` and
+    `offset_grad` (0 without biases), and the sum of all squares.
+    """
+    target, target_grad, query = target.contiguous(), target_grad.contiguous(), query.contiguous()
+    kept_ids = kept_ids.contiguous()
+    (num_queries, num_targets), dim, num_kept = target.shape, query.shape[1], kept_ids.shape[0]
+    rows = num_kept + num_queries * num_targets
+    ids, square = kept_ids.new_empty(rows), c_double()
+    found = call(
+        "tapas_target_gradients",
+        _at(target, I64, num_queries, num_targets),
+        num_queries,
+        num_targets,
+        num_classes,
+        dim,
+        _at(target_grad, F32, num_queries, num_targets),
+        _at(query, F32, num_queries, dim),
+        _at(target_rows, F32, num_queries * num_targets, dim),
+        _at(kept_ids, I64, num_kept),
+        num_kept,
+        _or_none(query_scale, F32, num_queries),
+        torch.get_num_threads(),
+        ids.data_ptr(),
+        _at(row_grad, F32, rows, dim),
+        _or_none(offset_grad, F32, rows),
+        _or_none(query_grad, F32, num_queries, dim),
+        addressof(square),
+    )
+    offset_grad = row_grad.new_zeros(found) if offset_grad is None else offset_grad[:found]
+    return ids[:found], row_grad[:found], offset_grad, square.value
 
 
 def mean_share(
@@ -102,22 +261,23 @@ def mean_share(
     `ids` (P,) are the classes of rows `positions` (P,) of `weight`. `target` (A, L) are the
     targets of each query (A, D), which are left out of its softmax.
     """
-    weight, query, target = _plain(weight), query.contiguous(), target.contiguous()
+    weight, query, target = weight.detach().contiguous(), query.contiguous(), target.contiguous()
     positions, offset, ids = positions.contiguous(), offset.contiguous(), ids.contiguous()
     num_queries, size = query.shape[0], positions.shape[0]
     width = min(max(MIN_QUERIES, SCRATCH // max(1, size)), MAX_QUERIES, -(-num_queries // 16) * 16)
     width -= width % 16
     scratch = query.new_empty(size * width)
     share = query.new_empty(size)
-    library().tapas_mean_share(
+    call(
+        "tapas_mean_share",
         *_table(weight),
-        positions.data_ptr(),
-        offset.data_ptr(),
+        _at(positions, I64, size),
+        _at(offset, F32, size),
         size,
-        query.data_ptr(),
+        _at(query, F32, num_queries, weight.shape[1]),
         num_queries,
-        ids.data_ptr(),
-        target.data_ptr(),
+        _at(ids, I64, size),
+        _at(target, I64, num_queries, -1),
         target.shape[1],
         1 / temperature,
         torch.get_num_threads(),
@@ -132,15 +292,17 @@ def batch_score(
     weight: Tensor, positions: Tensor, bias: Tensor, query: Tensor, *, temperature: float
 ) -> Tensor:
     """log sum_a exp((query_a . weight[positions] + bias) / temperature), (P,)."""
-    weight, query = _plain(weight), query.contiguous()
+    weight, query = weight.detach().contiguous(), query.contiguous()
     positions, bias = positions.contiguous(), bias.contiguous()
-    score = query.new_empty(positions.shape)
-    library().tapas_batch_score(
+    size = positions.shape[0]
+    score = query.new_empty(size)
+    call(
+        "tapas_batch_score",
         *_table(weight),
-        positions.data_ptr(),
-        bias.data_ptr(),
-        *positions.shape,
-        query.data_ptr(),
+        _at(positions, I64, size),
+        _at(bias, F32, size),
+        size,
+        _at(query, F32, query.shape[0], weight.shape[1]),
         query.shape[0],
         1 / temperature,
         torch.get_num_threads(),
@@ -164,9 +326,9 @@ def topk(
     remain. `log_sum` (B,), if given, is filled with the log of the sum of exp(score) over all
     rows, excluded or not.
     """
-    weight, query = _plain(weight), query.contiguous()
+    weight, query = weight.detach().contiguous(), query.contiguous()
     bias = None if bias is None else bias.contiguous()
-    num_queries = len(query)
+    num_queries = query.shape[0]
     score = query.new_empty(num_queries, k)
     rows = torch.empty(num_queries, k, dtype=torch.int64, device=query.device)
     start = listed = None
@@ -175,11 +337,12 @@ def topk(
         real = listed >= 0
         listed = listed[real]
         start = torch.cat([listed.new_zeros(1), real.sum(dim=1).cumsum(0)])
-    library().tapas_top(
+    call(
+        "tapas_top",
         *_table(weight),
-        _address(bias),
-        len(weight),
-        query.data_ptr(),
+        _or_none(bias, F32, weight.shape[0]),
+        weight.shape[0],
+        _at(query, F32, num_queries, weight.shape[1]),
         num_queries,
         k,
         _address(start),
@@ -187,7 +350,7 @@ def topk(
         torch.get_num_threads(),
         score.data_ptr(),
         rows.data_ptr(),
-        _address(log_sum),
+        _or_none(log_sum, F32, num_queries),
     )
     return score, rows
 
@@ -230,7 +393,8 @@ def update(
         bias_grad = bias_grad.contiguous()
         addresses += [values.data_ptr(), bias_grad.data_ptr(), *_two(of_biases)]
     ids = ids.contiguous()
-    done = library().tapas_update(
+    status = call(
+        "tapas_update",
         formula,
         (c_float * len(numbers))(*numbers),
         num_rows,
@@ -240,7 +404,7 @@ def update(
         *addresses,
         torch.get_num_threads(),
     )
-    if not done:
+    if status:
         raise _bad_gradients(ids, grad, num_rows)
     # tell autograd that they have changed
     torch.autograd.graph.increment_version(rows)
@@ -262,7 +426,8 @@ def sum_rows(
     ids, grad, offset_grad = ids.contiguous(), grad.contiguous(), offset_grad.contiguous()
     found, total, offset_total = (torch.empty_like(part) for part in (ids, grad, offset_grad))
     square = c_double()
-    size = library().tapas_sum_rows(
+    size = call(
+        "tapas_sum_rows",
         ids.data_ptr(),
         *ids.shape,
         num_rows,
@@ -283,7 +448,8 @@ def sum_rows(
 def alias(uniform: Tensor, threshold: Tensor, partner: Tensor) -> Tensor:
     """Positions (k,) drawn from an alias table (H,) by `uniform` (k,) float64 in [0, 1)."""
     position = torch.empty_like(uniform, dtype=torch.int64)
-    library().tapas_alias(
+    call(
+        "tapas_alias",
         uniform.data_ptr(),
         len(uniform),
         threshold.data_ptr(),
@@ -300,7 +466,8 @@ def mix(
     head_ids: Tensor,
 ) -> Tensor:  # fmt: skip
     """Replace `ids` (k,) by head_ids[alias(uniform)] where `which` (k,) >= `share`, in place."""
-    library().tapas_mix(
+    call(
+        "tapas_mix",
         which.data_ptr(),
         len(which),
         share,
@@ -322,8 +489,14 @@ def distinct(draws: Tensor, k: int, num_classes: int) -> tuple[int, Tensor, Tens
     often each was repeated before that draw, (k,).
     """
     ids, again = draws.new_empty(k), draws.new_empty(k)
-    end = library().tapas_distinct(
-        draws.data_ptr(), len(draws), k, num_classes, ids.data_ptr(), again.data_ptr()
+    end = call(
+        "tapas_distinct",
+        draws.data_ptr(),
+        len(draws),
+        k,
+        num_classes,
+        ids.data_ptr(),
+        again.data_ptr(),
     )
     return None if end <= 0 else (end, ids, again)
 
@@ -332,7 +505,8 @@ def permute(ids: Tensor, half: int, keys: Tensor, size: int, *, backwards: bool)
     """`Permutation.permute` of `ids` (any shape) below `size`; backwards, `inverse`."""
     ids = ids.contiguous()
     out = torch.empty_like(ids)
-    library().tapas_permute(
+    call(
+        "tapas_permute",
         ids.data_ptr(),
         ids.numel(),
         half,
@@ -380,17 +554,32 @@ def _two(state: list[Tensor]) -> list[int | None]:
 
 def _both(sums: Tensor) -> tuple[int, int]:
     """Addresses of the two rows of `sums` (2, B) float32."""
-    start = sums.data_ptr()
+    start = _at(sums, F32, 2, -1)
     return start, start + 4 * sums.shape[1]
 
 
-def _plain(weight: Tensor) -> Tensor:
-    """`weight` detached and contiguous."""
-    return weight.detach().contiguous()
-
-
 def _table(weight: Tensor) -> tuple[int, bool, int]:
-    return weight.data_ptr(), weight.dtype == torch.bfloat16, weight.shape[1]
+    """Address, whether it is bfloat16, and D of rows (N, D)."""
+    half = weight.dtype is torch.bfloat16
+    return _at(weight, torch.bfloat16 if half else F32, weight.shape[0], -1), half, weight.shape[1]
+
+
+def _at(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
+    """The address of `tensor`, after a check that kernels can rely on; a size of -1 is any."""
+    found = tensor.shape
+    if found != shape and len(found) == len(shape):
+        found = tuple(-1 if want == -1 else size for size, want in zip(found, shape, strict=True))  # type: ignore[assignment]
+    if found != shape or tensor.dtype is not dtype or not tensor.is_contiguous():
+        raise UsageError(
+            f"a native kernel got {tensor.dtype} {tuple(tensor.shape)}, "
+            f"{'' if tensor.is_contiguous() else 'not '}contiguous; expected contiguous {dtype} "
+            f"{shape}."
+        )
+    return tensor.data_ptr()
+
+
+def _or_none(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
+    return None if tensor is None else _at(tensor, dtype, *shape)
 
 
 def _address(tensor: Tensor | None) -> int | None:

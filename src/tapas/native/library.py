@@ -9,14 +9,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-INTERFACE = 5  # increase it with every change of SIGNATURES, here and in kernels.cpp
+INTERFACE = 6  # increase it with every change of SIGNATURES, here and in kernels.cpp
 ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+OUT_OF_MEMORY = -(1 << 63)
 TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether bfloat16, D
 PLAIN = (Tensor, torch.nn.Parameter)
 SIGNATURES = {
     "tapas_log_sum": [
-        *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, FLAG, ADDRESS, ADDRESS,
-        ADDRESS,
+        *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, FLAG, *[ADDRESS] * 4,
+    ],
+    "tapas_sampled": [
+        *TABLE, ADDRESS, SIZE, ADDRESS, ADDRESS, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS,
+        SIZE, ADDRESS, FLAG, *[ADDRESS] * 11,
+    ],
+    "tapas_target_gradients": [
+        ADDRESS, *[SIZE] * 4, *[ADDRESS] * 4, SIZE, ADDRESS, FLAG, *[ADDRESS] * 5,
     ],
     "tapas_gradients": [
         *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, ADDRESS, ADDRESS, ADDRESS,
@@ -62,9 +69,7 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str]:
         library = ctypes.CDLL(str(found))
         for name, types in SIGNATURES.items():
             function = getattr(library, name)
-            function.argtypes, function.restype = types, None
-        library.tapas_distinct.restype = library.tapas_sum_rows.restype = SIZE
-        library.tapas_update.restype = FLAG
+            function.argtypes, function.restype = types, SIZE
     except (OSError, AttributeError) as error:
         return None, f"absent: {found.name} cannot be loaded ({error})."
     if library.tapas_interface() != INTERFACE:
@@ -87,6 +92,19 @@ def library() -> ctypes.CDLL:
     if _library is None:
         raise RuntimeError(f"native kernels are {_state}")
     return _library
+
+
+def call(name: str, *arguments: int | float | ctypes.Array[ctypes.c_float] | None) -> int:
+    """Run a kernel; torch's profiler shows it as tapas::name. Returns what the kernel returns."""
+    function = getattr(library(), name)
+    if torch._C._autograd._profiler_enabled():
+        with torch.profiler.record_function(name.replace("_", "::", 1)):
+            result: int = function(*arguments)
+    else:
+        result = function(*arguments)
+    if result == OUT_OF_MEMORY:
+        raise MemoryError(f"there is not enough memory for the intermediate results of {name}")
+    return result
 
 
 def supports(*tensors: Tensor) -> bool:

@@ -1,303 +1,263 @@
-// Sums of exponentials over rows or over queries, block by block, without a matrix of scores.
+// Sums of exponentials over rows, block by block, without a matrix of scores.
 //
-// A sum of 2^(score - reference) overflows unless the reference is near the highest score. Finding
-// the highest score first would need a second matrix product. Instead the reference is the highest
-// of a few scores, and every score is checked against it. Only if one is far above it, the highest
-// score is found and the sum is computed again.
+// A sum of 2^(score - reference) overflows unless the reference is near the highest score, and
+// loses its digits if it is far above. The reference of a query is the highest score of the first
+// rows; whenever a score is far above it, that score becomes the reference, and the sum so far is
+// scaled down.
 #pragma once
 
+#include "parallel.h"
 #include "tiles.h"
 
 namespace tapas {
 
-// The rows of each query's targets, which are left out of its sum.
-struct TargetRows {
-  std::vector<std::pair<int64_t, int64_t>> at;  // (row, query), sorted
+// Which rows are targets of a query, and so left out of its sum.
+struct Hits {
+  struct Hit {
+    int64_t row;
+    int32_t lane;
+    bool operator<(const Hit& other) const { return row < other.row; }
+  };
 
-  // `sorted_ids` (rows) ascending; `targets` (queries, per_query), negative is padding
-  TargetRows(const int64_t* sorted_ids, int64_t rows, const int64_t* targets, int64_t first, int64_t last,
-      int64_t per_query) {
-    if (!sorted_ids || !targets) return;
-    for (int64_t q = first; q < last; ++q)
-      for (int64_t l = 0; l < per_query; ++l) {
-        const int64_t id = targets[q * per_query + l];
-        const int64_t* place = std::lower_bound(sorted_ids, sorted_ids + rows, id);
-        if (place != sorted_ids + rows && *place == id) at.emplace_back(place - sorted_ids, q - first);
-      }
-    std::sort(at.begin(), at.end());
+  Scratch<Hit> found;     // by panel, each ascending by row
+  Scratch<int64_t> many;  // of each panel
+  int64_t per_panel;
+
+  Hits(int64_t panels, int64_t per_query)
+      : found(panels * PANEL * per_query), many(panels, 0), per_panel(PANEL * per_query) {}
+
+  // Looks up the `targets` (queries, per_query) of a panel in ascending `ids`; negative is padding.
+  void find(int64_t panel, const int64_t* ids, int64_t count, const int64_t* targets,
+            int64_t queries, int64_t per_query) {
+    Hit* to = &found[panel * per_panel];
+    int64_t here = 0;
+    if (ids && targets)
+      for (int64_t q = panel * PANEL; q < std::min((panel + 1) * PANEL, queries); ++q)
+        for (int64_t l = 0; l < per_query; ++l) {
+          const int64_t id = targets[q * per_query + l];
+          const int64_t* place = std::lower_bound(ids, ids + count, id);
+          if (place != ids + count && *place == id)
+            to[here++] = {place - ids, static_cast<int32_t>(q - panel * PANEL)};
+        }
+    std::sort(to, to + here);
+    many[panel] = here;
   }
 
-  std::pair<int64_t, int64_t> between(int64_t row, int64_t stop) const {
-    auto low = std::lower_bound(at.begin(), at.end(), std::make_pair(row, INT64_C(-1)));
-    auto high = std::lower_bound(low, at.end(), std::make_pair(stop, INT64_C(-1)));
-    return {low - at.begin(), high - at.begin()};
-  }
-
-  // writes -inf into the tile of `row` and `panel`
-  ALWAYS void mask(Floats score[HIGH][WIDE], int64_t low, int64_t high, int64_t row,
-                   int64_t panel) const {
-    for (int64_t k = low; k < high; ++k) {
-      const int64_t lane = at[k].second - panel * PANEL;
-      if (lane < 0 || lane >= PANEL) continue;
-      float flat[HIGH][PANEL];
-      memcpy(flat, score, sizeof flat);
-      flat[at[k].first - row][lane] = -INFINITY;
-      memcpy(score, flat, sizeof flat);
-    }
+  const Hit* begin(int64_t panel) const { return &found[panel * per_panel]; }
+  const Hit* end(int64_t panel) const { return begin(panel) + many[panel]; }
+  const Hit* from(int64_t panel, int64_t row) const {
+    return std::lower_bound(begin(panel), end(panel), Hit{row, 0});
   }
 };
 
-constexpr float FAR = 64.0f;  // how far a score may be above the reference, in powers of two
+// Writes -inf into the tile that begins at `row` for each hit in it; returns the next hit.
+static ALWAYS const Hits::Hit* mask_hits(const Hits::Hit* hit, const Hits::Hit* end, int64_t row,
+                                         Floats score[HIGH][WIDE]) {
+  while (__builtin_expect(hit != end && hit->row < row + HIGH, 0)) {
+    float flat[HIGH][PANEL];
+    memcpy(flat, score, sizeof flat);
+    for (; hit != end && hit->row < row + HIGH; ++hit) flat[hit->row - row][hit->lane] = -INFINITY;
+    memcpy(score, flat, sizeof flat);
+  }
+  return hit;
+}
+
+constexpr float RAISE = 32.0f;    // how far a score may be above its reference, in powers of two
+constexpr float LOWEST = -3e38f;  // the reference before the first score
 
 // The maximum; NaN if either is NaN.
 static ALWAYS Floats higher(Floats x, Floats most) {
   return (~(x <= most) & (most == most)) ? x : most;
 }
 
-// The highest score of every query among rows start .. stop and `peak`, in place.
-static void peaks(const Rows& rows, const Panels& panels, const TargetRows& targets, int64_t start,
-                  int64_t stop, float* peak) {
-  Block block(rows);
-  for (int64_t at = start; at < stop; at += block.size) {
-    block.read(rows, at, std::min(at + block.size, stop), 1.0f);
-    for (int64_t i = 0; i < block.count; i += HIGH) {
-      const auto [low, high] = targets.between(at + i, at + i + HIGH);
-      for (int64_t j = 0; j < panels.count; ++j) {
-        Floats score[HIGH][WIDE];
-        multiply(&block.rows[i * rows.table.dim], &block.offset[i], panels[j], panels.dim, score);
-        targets.mask(score, low, high, at + i, j);
-        for (int w = 0; w < WIDE; ++w) {
-          float* to = peak + j * PANEL + w * LANES;
-          Floats most = load(to);
-          for (int64_t r = 0; r < std::min<int64_t>(HIGH, block.count - i); ++r)
-            most = higher(score[r][w], most);
-          store(to, most);
-        }
-      }
+// One panel's part of a sum: the totals of its lanes are total * 2^(unit * reference). Terms that
+// were stored relative to the reference begin at `terms`, if not null.
+struct Lanes {
+  float unit;
+  float* reference;  // (16)
+  double* total;     // (16)
+  float* terms;
+  int64_t stride;
+  int lanes;  // of `terms`
+  Floats far[WIDE], sum[WIDE];
+
+  ALWAYS void begin() {
+    for (int w = 0; w < WIDE; ++w) {
+      far[w] = load(reference + w * LANES);
+      sum[w] = Floats{};
     }
   }
-}
 
-// mass[p, q] = 2^(unit * (score_pq - reference_q)) for rows start .. stop; adds their sum to
-// total[q]. Returns false if a score is too far above its reference.
-static bool exponentials(const Rows& rows, const Panels& panels, const TargetRows& targets, int64_t start,
-                         int64_t stop, float unit, const float* reference, float* mass,
-                         int64_t stride, double* total) {
-  Block block(rows);
-  Floats highest = {};
-  std::vector<std::pair<int64_t, int64_t>> mine(block.size / HIGH);
-  const int64_t each = HIGH / std::max<int64_t>(1, panels.count) + 1;
-  for (int64_t at = start; at < stop; at += block.size) {
-    block.read(rows, at, std::min(at + block.size, stop), 1.0f);
-    for (int64_t t = 0; t < block.tiles(); ++t)
-      mine[t] = targets.between(at + t * HIGH, at + (t + 1) * HIGH);
-    for (int64_t j = 0; j < panels.count; ++j) {
-      const Floats far[WIDE] = {load(reference + j * PANEL), load(reference + j * PANEL + LANES)};
-      Floats sum[WIDE] = {};
-      const bool whole = panels.real(j) == PANEL;
-      for (int64_t t = 0; t < block.tiles(); ++t) {
-        const int64_t i = t * HIGH;
-        block.prefetch_next(rows, each);
-        Floats score[HIGH][WIDE];
-        multiply(&block.rows[i * rows.table.dim], &block.offset[i], panels[j], panels.dim, score);
-        if (mine[t].first != mine[t].second)
-          targets.mask(score, mine[t].first, mine[t].second, at + i, j);
-        const int64_t real = std::min<int64_t>(HIGH, block.count - i);
-        for (int r = 0; r < HIGH; ++r) {
-          if (r >= real) break;
-          for (int w = 0; w < WIDE; ++w) {
-            const Floats x = score[r][w] - far[w];
-            highest = x > highest ? x : highest;
-            score[r][w] = exp2_of(x, unit);
-            sum[w] += score[r][w];
-          }
-        }
-        if (!mass) continue;
-        for (int64_t r = 0; r < real; ++r) {
-          float* to = mass + (at + i + r) * stride + j * PANEL;
-          if (whole)
-            for (int w = 0; w < WIDE; ++w) store(to + w * LANES, score[r][w]);
-          else
-            memcpy(to, score[r], panels.real(j) * sizeof(float));
-        }
+  // Replaces scores by their terms and adds these. `terms_so_far` rows of terms are stored.
+  ALWAYS void add(Floats score[HIGH][WIDE], int64_t terms_so_far) {
+    Floats most[WIDE] = {score[0][0], score[0][1]};
+    for (int r = 1; r < HIGH; ++r)
+      for (int w = 0; w < WIDE; ++w) most[w] = score[r][w] > most[w] ? score[r][w] : most[w];
+    if (__builtin_expect(any(((most[0] - far[0]) * unit > RAISE) |
+                             ((most[1] - far[1]) * unit > RAISE)), 0))
+      raise(score, terms_so_far);
+    for (int r = 0; r < HIGH; ++r)
+      for (int w = 0; w < WIDE; ++w) {
+        score[r][w] = exp2_of(score[r][w] - far[w], unit);
+        sum[w] += score[r][w];
       }
-      for (int lane = 0; lane < PANEL; ++lane)  // a float would stop growing at 2^24 small terms
-        total[j * PANEL + lane] += sum[lane / LANES][lane % LANES];
+  }
+
+  ALWAYS void end() {
+    for (int lane = 0; lane < PANEL; ++lane)  // a float would stop growing at 2^24 small terms
+      total[lane] += sum[lane / LANES][lane % LANES];
+  }
+
+ private:
+  // Makes the highest of `score` the reference of lanes in which it is far above the old one.
+  __attribute__((noinline)) void raise(const Floats score[HIGH][WIDE], int64_t terms_so_far) {
+    for (int lane = 0; lane < PANEL; ++lane) {
+      const int w = lane / LANES, at = lane % LANES;
+      float most = LOWEST;
+      for (int r = 0; r < HIGH; ++r) most = score[r][w][at] > most ? score[r][w][at] : most;
+      if (!((most - reference[lane]) * unit > RAISE)) continue;
+      const float less = std::exp2(unit * (reference[lane] - most));
+      reference[lane] = far[w][at] = most;
+      sum[w][at] *= less;
+      total[lane] *= less;
+      if (lane < lanes)
+        for (int64_t p = 0; p < terms_so_far; ++p) terms[p * stride + lane] *= less;
     }
   }
-  return !any(highest > FAR / unit);
-}
-
-struct Range {
-  int64_t start, stop;
 };
 
-// Part `part` of `parts` of `count` rows, in whole blocks.
-static Range range_of(int64_t count, int64_t block, int64_t part, int64_t parts) {
-  const int64_t blocks = (count + block - 1) / block;
-  return {blocks * part / parts * block, std::min(count, blocks * (part + 1) / parts * block)};
+// Adds the terms of rows start .. stop to the sums of panels first .. last: reference and total
+// are those of panel `first`. Unless null, terms[p * stride + q] = 2^(unit * (score - reference)).
+static void add_terms(const Rows& rows, const Panels& panels, const Hits& hits, Range part,
+                      int64_t first, int64_t last, float unit, float* reference, double* total,
+                      float* terms, int64_t stride) {
+  Block block(rows);
+  const int64_t dim = panels.dim, each = HIGH / std::max<int64_t>(1, last - first) + 1;
+  for (int64_t at = part.start; at < part.stop; at += block.size) {
+    block.read(rows, at, std::min(at + block.size, part.stop), 1.0f);
+    for (int64_t j = first; j < last; ++j) {
+      const int64_t real = panels.real(j);
+      float* column = terms ? terms + part.start * stride + j * PANEL : nullptr;
+      Lanes lanes{unit, reference + (j - first) * PANEL, total + (j - first) * PANEL, column,
+                  stride, terms ? static_cast<int>(real) : 0, {}, {}};
+      lanes.begin();
+      const Hits::Hit *hit = hits.from(j, at), *end = hits.end(j);
+      for (int64_t i = 0; i < block.count; i += HIGH) {
+        block.prefetch_next(rows, each);
+        Floats score[HIGH][WIDE];
+        multiply(block.rows + i * dim, &block.offset[i], panels[j], dim, score);
+        hit = mask_hits(hit, end, at + i, score);
+        lanes.add(score, at + i - part.start);
+        if (!terms) continue;
+        for (int64_t r = 0; r < std::min<int64_t>(HIGH, block.count - i); ++r) {
+          float* to = terms + (at + i + r) * stride + j * PANEL;
+          if (real == PANEL)
+            for (int w = 0; w < WIDE; ++w) store(to + w * LANES, score[r][w]);
+          else
+            memcpy(to, score[r], real * sizeof(float));
+        }
+      }
+      lanes.end();
+    }
+  }
 }
 
-constexpr int64_t WORTH_A_THREAD = 1 << 18;  // multiplications, about 10 microseconds
-
-static int useful_threads(int64_t rows, int64_t queries, int64_t dim, int threads) {
-  const int64_t most = rows * queries * dim / WORTH_A_THREAD + 1;
-  return static_cast<int>(std::min<int64_t>(threads, most));
+// The log of a sum whose parts are total[i * step] * 2^(unit * reference[i * step]).
+static inline float joined_log_sum(const float* reference, const double* total, int64_t parts,
+                                   int64_t step, float unit) {
+  float most = LOWEST;
+  for (int64_t i = 0; i < parts; ++i) most = std::max(most, reference[i * step]);
+  double sum = 0.0;
+  for (int64_t i = 0; i < parts; ++i)
+    sum += total[i * step] * std::exp2(unit * (reference[i * step] - most));
+  return sum == 0.0 ? -INFINITY : most + std::log2(static_cast<float>(sum)) / unit;
 }
 
-// The result of mass_of_rows for every query (panels * 16 entries). The share of a row in the sum
-// is 2^(unit * (score - reference)) * inverse. It is not computed from the log of the sum: if that
-// is about 1000, rounding it to a float would change all shares by up to 3e-5.
+// The sums of all queries over all rows, in tasks of some rows and some panels each. The share of
+// a row in a sum is 2^(unit * (score - reference)) * inverse. It is not computed from the log of
+// the sum: if that is about 1000, rounding it to a float would change all shares by up to 3e-5.
 struct Sums {
   float unit;
-  std::vector<float> reference;
-  std::vector<double> total;
-  std::vector<char> empty;  // 1 where nothing is left to sum
+  int64_t rows, panels, row_parts, panel_parts, block, width;
+  Scratch<float> part_reference;  // (row_parts, panels * 16)
+  Scratch<double> part_total;
+  Scratch<float> reference;  // (panels * 16)
+  Scratch<double> total;
 
-  // Adds up the totals of all threads.
-  void add(const std::vector<double>& totals, int threads) {
-    const int64_t width = static_cast<int64_t>(reference.size());
-    total.assign(width, 0.0);
-    for (int part = 0; part < threads; ++part)
-      for (int64_t q = 0; q < width; ++q) total[q] += totals[part * width + q];
-  }
-  // Whether no sum has lost its digits, by a reference far above all scores.
-  bool precise(int64_t queries) const {
-    return std::all_of(total.begin(), total.begin() + queries, [](double t) { return !(t <= 1e-30); });
+  Sums(int64_t rows, int64_t panels, int64_t dim, float unit)
+      : unit(unit), rows(rows), panels(panels), row_parts(1), panel_parts(1),
+        block(rows_at_once(dim)), width(panels * PANEL), part_reference(0), part_total(0),
+        reference(width), total(width) {
+    const int64_t wanted = tasks_for(rows * width * dim);
+    // panels of a task stay in the L2 cache; several, so that a block of rows is used repeatedly
+    const int64_t least = (width + queries_at_once(dim) - 1) / queries_at_once(dim);
+    panel_parts = std::clamp<int64_t>(panels / 4, 1, std::max(least, wanted));
+    panel_parts = std::max(panel_parts, std::min(least, panels));
+    const int64_t blocks = (rows + block - 1) / block;
+    row_parts = std::clamp<int64_t>(wanted / panel_parts, 1, std::max<int64_t>(blocks, 1));
+    part_reference = Scratch<float>(row_parts * width, LOWEST);
+    part_total = Scratch<double>(row_parts * width, 0.0);
   }
 
-  double log_total(int64_t q) const { return std::log2(total[q]) / unit; }
-  float log_sum(int64_t q) const {
-    return empty[q] ? -INFINITY : static_cast<float>(reference[q] + log_total(q));
+  int64_t tasks() const { return row_parts * panel_parts; }
+  Range rows_of(int64_t part) const { return range_of(rows, block, part, row_parts); }
+
+  void run(int64_t task, const Rows& from, const Panels& queries, const Hits& hits, float* terms,
+           int64_t stride) {
+    const int64_t part = task % row_parts;
+    const Range mine = range_of(panels, 1, task / row_parts, panel_parts);
+    const int64_t at = part * width + mine.start * PANEL;
+    add_terms(from, queries, hits, rows_of(part), mine.start, mine.stop, unit,
+              &part_reference[at], &part_total[at], terms, stride);
   }
+
+  // Joins the parts of a panel.
+  void join(int64_t panel) {
+    for (int64_t q = panel * PANEL; q < (panel + 1) * PANEL; ++q) {
+      reference[q] = LOWEST;
+      for (int64_t part = 0; part < row_parts; ++part)
+        reference[q] = std::max(reference[q], part_reference[part * width + q]);
+      total[q] = 0.0;
+      for (int64_t part = 0; part < row_parts; ++part)
+        total[q] += part_total[part * width + q] * factor(part, q);
+    }
+  }
+
+  // What the terms of a part must be multiplied by to be relative to the common reference.
+  float factor(int64_t part, int64_t q) const {
+    const float mine = part_reference[part * width + q];
+    return mine == reference[q] ? 1.0f : std::exp2(unit * (mine - reference[q]));
+  }
+
+  // Makes the terms of a panel relative to the common reference.
+  void rescale(int64_t panel, int64_t real, float* terms, int64_t stride) const {
+    for (int64_t part = 0; part < row_parts; ++part) {
+      float times[PANEL];
+      bool same = true;
+      for (int64_t lane = 0; lane < real; ++lane) {
+        times[lane] = factor(part, panel * PANEL + lane);
+        same &= times[lane] == 1.0f;
+      }
+      const Range mine = rows_of(part);
+      for (int64_t p = mine.start; p < mine.stop && !same; ++p)
+        for (int64_t lane = 0; lane < real; ++lane)
+          terms[p * stride + panel * PANEL + lane] *= times[lane];
+    }
+  }
+
+  // Whether nothing is left to sum.
+  bool empty(int64_t q) const { return total[q] == 0.0; }
+  float log_total(int64_t q) const { return std::log2(static_cast<float>(total[q])) / unit; }
+  float log_sum(int64_t q) const { return empty(q) ? -INFINITY : reference[q] + log_total(q); }
   // The inverse of a sum far above its reference, times a small gradient, may underflow. With a
   // reference near the sum it is near 1; moving it by an integer often needs no rounding.
   float moved(int64_t q) const {
-    return empty[q] ? 0.0f : static_cast<float>(reference[q] + std::floor(log_total(q)));
+    return empty(q) ? 0.0f : reference[q] + std::floor(log_total(q));
   }
   float inverse(int64_t q, float moved) const {
     const double step = static_cast<double>(moved) - reference[q];
-    return empty[q] ? 0.0f : static_cast<float>(std::exp2(unit * step) / total[q]);
+    return empty(q) ? 0.0f : static_cast<float>(std::exp2(unit * step) / total[q]);
   }
 };
-
-// A first reference for every query: any score near the highest will do, so take the highest of a
-// few rows.
-static void first_references(const Rows& rows, const Panels& panels, const TargetRows& targets,
-                             float* reference) {
-  peaks(rows, panels, targets, 0, std::min<int64_t>(rows.count, 2 * HIGH), reference);
-  for (int64_t q = 0; q < panels.count * PANEL; ++q)
-    if (reference[q] == -INFINITY) reference[q] = 0.0f;  // all are targets, or there is no query
-}
-
-// mass[p, q] = 2^(unit * (score_pq - reference_q)), unless null, and its sums over all rows.
-static Sums mass_of_rows(const Rows& rows, const Panels& panels, const TargetRows& targets, float unit,
-                         int threads, float* mass, int64_t stride) {
-  Sums found{unit, {}, {}, {}};
-  std::vector<float>& reference = found.reference;
-  std::vector<char>& empty = found.empty;
-  empty.assign(panels.count * PANEL, 0);
-  const int64_t width = panels.count * PANEL;
-  threads = useful_threads(rows.count, panels.queries, panels.dim, threads);
-  reference.assign(width, -INFINITY);
-  first_references(rows, panels, targets, reference.data());
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    for (float& r : reference)
-      if (r == -INFINITY) r = 0.0f;
-    std::vector<double> totals(threads * width, 0.0);
-    bool near = true;
-#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(&& : near)
-    for (int part = 0; part < threads; ++part) {
-      const Range mine = range_of(rows.count, rows_at_once(panels.dim), part, threads);
-      near = exponentials(rows, panels, targets, mine.start, mine.stop, unit, reference.data(), mass,
-                          stride, &totals[part * width]) && near;
-    }
-    found.add(totals, threads);
-    if (near && found.precise(panels.queries)) return found;
-    if (attempt) return found;
-    std::vector<float> most(threads * width, -INFINITY);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int part = 0; part < threads; ++part) {
-      const Range mine = range_of(rows.count, rows_at_once(panels.dim), part, threads);
-      peaks(rows, panels, targets, mine.start, mine.stop, &most[part * width]);
-    }
-    reference.assign(width, -INFINITY);
-    for (int part = 0; part < threads; ++part)
-      for (int64_t q = 0; q < width; ++q)
-        if (!(most[part * width + q] <= reference[q]) && reference[q] == reference[q])
-          reference[q] = most[part * width + q];
-    empty.assign(width, 0);
-    for (int64_t q = 0; q < width; ++q) empty[q] = reference[q] == -INFINITY;
-  }
-  return found;
-}
-
-// score[p] = log2 (2^score[p] + sum_q 2^(row p . query q)) for the rows of a block. Returns false,
-// without changes, if a score is too far above the highest of the first panel, unless the highest
-// score of every row is `known`.
-static bool block_scores(const Block& block, const Panels& panels, const float* known, float* score) {
-  Ints beyond = {};
-  std::vector<float> sum(block.tiles() * HIGH * LANES, 0.0f);
-  std::vector<float> reference(block.tiles() * HIGH, 0.0f);
-  if (known) std::copy_n(known, reference.size(), reference.begin());
-  for (int64_t j = 0; j < panels.count; ++j) {
-    const int64_t real = panels.real(j);
-    for (int64_t i = 0; i < block.count; i += HIGH) {
-      Floats tile[HIGH][WIDE];
-      multiply(&block.rows[i * panels.dim], &block.offset[i], panels[j], panels.dim, tile);
-      if (j == 0 && !known)
-        for (int r = 0; r < HIGH; ++r) {
-          float most = -INFINITY;
-          for (int64_t lane = 0; lane < real; ++lane)
-            most = std::max(most, tile[r][lane / LANES][lane % LANES]);
-          reference[i + r] = most;
-        }
-      for (int r = 0; r < HIGH; ++r) {
-        // with a bias of -inf the sum is 0 for any reference
-        const Floats far = splat(reference[i + r] == -INFINITY ? 0.0f : reference[i + r]);
-        for (int w = 0; w < WIDE; ++w) {
-          const Floats x = tile[r][w] - far;
-          beyond |= x > FAR;
-          tile[r][w] = exp2_of(x, 1.0f);
-        }
-      }
-      if (real < PANEL)
-        for (int r = 0; r < HIGH; ++r)
-          for (int64_t lane = real; lane < PANEL; ++lane) tile[r][lane / LANES][lane % LANES] = 0.0f;
-      for (int r = 0; r < HIGH; ++r) {
-        float* to = &sum[(i + r) * LANES];
-        store(to, load(to) + (tile[r][0] + tile[r][1]));
-      }
-    }
-  }
-  if (!known && any(beyond)) return false;
-  for (int64_t i = 0; i < block.count; ++i) {
-    const float mine = reference[i] + std::log2(sum_of(load(&sum[i * LANES])));
-    const float high = std::max(mine, score[i]), low = std::min(mine, score[i]);
-    if (mine != mine)
-      score[i] = mine;
-    else if (low > -INFINITY)
-      score[i] = high + std::log2(1.0f + std::exp2(low - high));
-    else
-      score[i] = high;
-  }
-  return true;
-}
-
-// The highest score of each row of the block.
-static std::vector<float> row_peaks(const Block& block, const Panels& panels) {
-  std::vector<float> most(block.tiles() * HIGH, -INFINITY);
-  for (int64_t j = 0; j < panels.count; ++j)
-    for (int64_t i = 0; i < block.count; i += HIGH) {
-      Floats tile[HIGH][WIDE];
-      multiply(&block.rows[i * panels.dim], &block.offset[i], panels[j], panels.dim, tile);
-      for (int r = 0; r < HIGH; ++r)
-        for (int64_t lane = 0; lane < panels.real(j); ++lane) {
-          const float x = tile[r][lane / LANES][lane % LANES];
-          if (!(x <= most[i + r]) && most[i + r] == most[i + r]) most[i + r] = x;
-        }
-    }
-  return most;
-}
 
 }  // namespace tapas

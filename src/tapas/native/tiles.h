@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -74,6 +75,19 @@ static inline float sum_of(Floats x) {
   return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
+// Memory for intermediate results, not initialised.
+template <class T>
+struct Scratch {
+  std::unique_ptr<T[]> at;
+  int64_t size;
+
+  explicit Scratch(int64_t size) : at(new T[std::max<int64_t>(size, 1)]), size(size) {}
+  Scratch(int64_t size, T value) : Scratch(size) { std::fill_n(at.get(), size, value); }
+  T& operator[](int64_t i) { return at[i]; }
+  const T& operator[](int64_t i) const { return at[i]; }
+  T* data() const { return at.get(); }
+};
+
 // The class table in memory; bfloat16 if `half`.
 struct Table {
   const void* rows;
@@ -108,21 +122,51 @@ struct Rows {
   int64_t id(int64_t place) const { return ids ? ids[place] : place; }
 };
 
+// The transpose of 8 vectors of 8 numbers.
+static ALWAYS void transpose(Floats x[LANES]) {
+  Floats y[LANES];
+  for (int i = 0; i < LANES; i += 2) {
+    y[i] = __builtin_shufflevector(x[i], x[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+    y[i + 1] = __builtin_shufflevector(x[i], x[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+  }
+  for (int i = 0; i < LANES; i += 4)
+    for (int j = i; j < i + 2; ++j) {
+      x[j] = __builtin_shufflevector(y[j], y[j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      x[j + 2] = __builtin_shufflevector(y[j], y[j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  for (int i = 0; i < LANES / 2; ++i) {
+    y[i] = __builtin_shufflevector(x[i], x[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    y[i + 4] = __builtin_shufflevector(x[i], x[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+  for (int i = 0; i < LANES; ++i) x[i] = y[i];
+}
+
 // Queries in panels of 16, each (dim, 16), padded with zeros.
 struct Panels {
-  std::vector<float> packed;
+  Scratch<float> packed;
+  const float* query;
   int64_t dim, queries, count;
+  float scale;
 
-  Panels(const float* query, int64_t first, int64_t last, int64_t dim, float scale)
-      : dim(dim), queries(last - first), count((queries + PANEL - 1) / PANEL) {
-    packed.resize(count * dim * PANEL);
-    for (int64_t j = 0; j < count; ++j) {
-      const float* from = query + (first + j * PANEL) * dim;
-      float* to = &packed[j * dim * PANEL];
-      for (int64_t d = 0; d < dim; ++d)
-        for (int64_t q = 0; q < PANEL; ++q)
-          to[d * PANEL + q] = q < real(j) ? from[q * dim + d] * scale : 0.0f;
-    }
+  // Call `pack` for every panel before it is used.
+  Panels(const float* query, int64_t queries, int64_t dim, float scale)
+      : packed((queries + PANEL - 1) / PANEL * dim * PANEL), query(query), dim(dim),
+        queries(queries), count((queries + PANEL - 1) / PANEL), scale(scale) {}
+
+  void pack(int64_t panel) {
+    const float* from = query + panel * PANEL * dim;
+    float* to = &packed[panel * dim * PANEL];
+    const int64_t whole = real(panel) == PANEL ? dim / LANES * LANES : 0;
+    for (int64_t d = 0; d < whole; d += LANES)
+      for (int side = 0; side < WIDE; ++side) {
+        Floats x[LANES];
+        for (int q = 0; q < LANES; ++q) x[q] = load(from + (side * LANES + q) * dim + d) * scale;
+        transpose(x);
+        for (int i = 0; i < LANES; ++i) store(to + (d + i) * PANEL + side * LANES, x[i]);
+      }
+    for (int64_t d = whole; d < dim; ++d)
+      for (int64_t q = 0; q < PANEL; ++q)
+        to[d * PANEL + q] = q < real(panel) ? from[q * dim + d] * scale : 0.0f;
   }
 
   const float* operator[](int64_t panel) const { return &packed[panel * dim * PANEL]; }
@@ -137,29 +181,33 @@ static inline int64_t rows_at_once(int64_t dim) {
   return std::min<int64_t>(8, std::max<int64_t>(1, ROWS_BYTES / (4 * dim * HIGH))) * HIGH;
 }
 
-// A block of rows in the L1 cache, padded with zeros to whole tiles.
+// A block of rows, padded to whole tiles with rows whose score is -inf. Rows that are not one after
+// the other as floats in memory are copied into a buffer that fits the L1 cache.
 struct Block {
-  std::vector<float> rows, offset;
+  std::vector<float> copied, offset;
+  const float* rows;
   int64_t first, count, size, next;
 
   explicit Block(const Rows& from)
-      : rows(rows_at_once(from.table.dim) * from.table.dim, 0.0f),
-        offset(rows_at_once(from.table.dim), 0.0f), first(0), count(0),
+      : copied(rows_at_once(from.table.dim) * from.table.dim, 0.0f),
+        offset(rows_at_once(from.table.dim), 0.0f), rows(copied.data()), first(0), count(0),
         size(rows_at_once(from.table.dim)), next(0) {}
 
   void read(const Rows& from, int64_t start, int64_t stop, float scale) {
     first = start;
     count = stop - start;
-    const int64_t dim = from.table.dim;
-    for (int64_t i = 0; i < count; ++i) {
-      from.table.copy(from.id(start + i), &rows[i * dim]);
+    const int64_t dim = from.table.dim, padded = tiles() * HIGH;
+    for (int64_t i = 0; i < count; ++i)
       offset[i] = from.offset ? from.offset[start + i] * scale : 0.0f;
-    }
-    for (int64_t i = count; i < tiles() * HIGH; ++i) {
-      std::fill_n(&rows[i * dim], dim, 0.0f);
-      offset[i] = 0.0f;
-    }
+    for (int64_t i = count; i < padded; ++i) offset[i] = -INFINITY;
     next = stop;
+    if (!from.ids && !from.table.half && padded == count) {
+      rows = static_cast<const float*>(from.table.rows) + start * dim;
+      return;
+    }
+    for (int64_t i = 0; i < count; ++i) from.table.copy(from.id(start + i), &copied[i * dim]);
+    std::fill(copied.begin() + count * dim, copied.begin() + padded * dim, 0.0f);
+    rows = copied.data();
   }
 
   // Prefetches `rows` more rows of the next block.
@@ -172,19 +220,24 @@ struct Block {
   int64_t tiles() const { return (count + HIGH - 1) / HIGH; }
 };
 
-// score[i][w] = offset of row i + row i . queries of the panel
-static ALWAYS void multiply(const float* rows, const float* offset, const float* panel, int64_t dim,
-                            Floats score[HIGH][WIDE]) {
+// score[i][w] = offset of row i + row i . queries of the panel; rows begin `stride` apart
+static ALWAYS void multiply(const float* rows, int64_t stride, const float* offset,
+                            const float* panel, int64_t dim, Floats score[HIGH][WIDE]) {
   for (int i = 0; i < HIGH; ++i)
     for (int w = 0; w < WIDE; ++w) score[i][w] = splat(offset[i]);
   for (int64_t d = 0; d < dim; ++d) {
     const Floats left = load(panel + d * PANEL), right = load(panel + d * PANEL + LANES);
     for (int i = 0; i < HIGH; ++i) {
-      const Floats element = splat(rows[i * dim + d]);
+      const Floats element = splat(rows[i * stride + d]);
       score[i][0] += element * left;
       score[i][1] += element * right;
     }
   }
+}
+
+static ALWAYS void multiply(const float* rows, const float* offset, const float* panel, int64_t dim,
+                            Floats score[HIGH][WIDE]) {
+  multiply(rows, dim, offset, panel, dim, score);
 }
 
 }  // namespace tapas

@@ -15,20 +15,42 @@ static inline bool all_below(const int64_t* ids, int64_t count, int64_t bound) {
   return below;
 }
 
-// Groups equal ids of a list.
+// The sum of squares, in double precision: the square of a large float overflows.
+static inline double square_sum(const float* x, int64_t count) {
+  double sum[LANES] = {}, rest = 0.0;
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES)
+    for (int j = 0; j < LANES; ++j) sum[j] += static_cast<double>(x[i + j]) * x[i + j];
+  for (; i < count; ++i) rest += static_cast<double>(x[i]) * x[i];
+  for (int j = 0; j < LANES; ++j) rest += sum[j];
+  return rest;
+}
+
+// Groups equal ids of a list, without negative ones.
 class Groups {
  public:
   Groups(const int64_t* ids, int64_t count, int64_t bound) {
     sorted_.reserve(count);
-    for (int64_t i = 0; i < count; ++i) sorted_.push_back({ids[i], i});
-    sort_by_id(sorted_, bound);  // stable: equal ids keep their order
-    for (int64_t i = 0; i < count; ++i)
+    bool ascending = true;
+    for (int64_t i = 0; i < count; ++i) {
+      if (ids[i] < 0) continue;
+      ascending &= sorted_.empty() || ids[i] > sorted_.back().id;
+      sorted_.push_back({ids[i], i});
+    }
+    if (!ascending) sort_by_id(sorted_, bound);  // stable: equal ids keep their order
+    const int64_t found = sorted_.size();
+    start_.reserve(found + 1);
+    for (int64_t i = 0; i < found; ++i)
       if (i == 0 || sorted_[i].id != sorted_[i - 1].id) start_.push_back(i);
-    start_.push_back(count);
+    start_.push_back(found);
   }
 
   int64_t count() const { return start_.size() - 1; }
   int64_t id(int64_t group) const { return sorted_[start_[group]].id; }
+  // The positions in the list of the group's ids: begin .. end - 1 with `position`.
+  int64_t begin(int64_t group) const { return start_[group]; }
+  int64_t end(int64_t group) const { return start_[group + 1]; }
+  int64_t position(int64_t at) const { return sorted_[at].again; }
 
   void sum(int64_t group, const float* grad, int64_t dim, float* to) const {
     std::copy_n(grad + sorted_[start_[group]].again * dim, dim, to);

@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from tapas.torch_modes import outside_graphs
 if TYPE_CHECKING:
     from tapas.optim.optimizers import RowOptimizer
 
+QueuedGradients: TypeAlias = tuple[RowGradients, float | None]  # with the sum of squares if known
 ROUNDING = 1e-6  # the mean of equal norms over ranks may differ from them by rounding
 NO_OPTIMIZER = (
     "the class rows have gradients from an earlier backward pass, but no optimizer: the rows would "
@@ -68,9 +69,7 @@ class GradientQueue(nn.Module):
 
     _rows: "weakref.ref[RowStore] | None"
     _lock: threading.Lock
-    _pending: dict[
-        tuple[int, int], list[RowGradients]
-    ]  # of passes that have not reached the anchor
+    _pending: dict[tuple[int, int], list[QueuedGradients]]  # of passes not yet at the anchor
     _mark: float | None  # value of the anchor at the first call; another optimizer would change it
     _grad: "weakref.ref[Tensor] | None"  # the tensor anchor.grad to which `_norm` was written
     num_passes: int  # backward passes that brought gradients
@@ -78,7 +77,7 @@ class GradientQueue(nn.Module):
     _summed: RowGradients | None
     _norm: float  # of `_summed`, as it was written to anchor.grad
     _applied: bool  # whether a step has been made with `_summed`
-    _held: list[RowGradients] | None  # inside of `hold`
+    _held: list[QueuedGradients] | None  # inside of `hold`
     _optimizer: "weakref.ref[RowOptimizer] | None"
     _hooked: "weakref.ref[nn.Parameter] | None"
 
@@ -209,13 +208,20 @@ class GradientQueue(nn.Module):
         norm: Tensor = torch.linalg.vector_norm(norms).to(self.anchor).view(1)
         return norm
 
-    def add(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
-        """Queue gradients (N, D) and (N,) of rows `ids` (N,), in a pass that `accumulates`."""
-        if not self.rows.has_bias:  # else the norm would count gradients that move nothing
+    def add(
+        self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor, square: float | None = None
+    ) -> None:
+        """Queue gradients (N, D) and (N,) of rows `ids` (N,), in a pass that `accumulates`.
+
+        `square` is the sum of all squares if it is known and ids do not repeat; biases that the
+        table does not have then have gradients of 0.
+        """
+        if square is None and not self.rows.has_bias:
+            # else the norm would count gradients that move nothing
             bias_grad = torch.zeros_like(bias_grad)
         with self._lock:
             found = self._pending.setdefault(_this_pass(), [])
-            found.append(RowGradients(ids, weight_grad, bias_grad))
+            found.append((RowGradients(ids, weight_grad, bias_grad), square))
 
     @outside_graphs
     def _collect(self, anchor: Tensor) -> None:
@@ -229,13 +235,13 @@ class GradientQueue(nn.Module):
                 self.num_passes += 1
                 self._take(anchor, found)
 
-    def _take(self, anchor: Tensor, found: list[RowGradients]) -> None:
+    def _take(self, anchor: Tensor, found: list[QueuedGradients]) -> None:
         if self.rows.row_optimizer is not None:
             self._move_now(self.rows.row_optimizer, found)
             return
         grad: Any = anchor.grad  # which this pass has created or added to
         if self._summed is not None and float(grad) != 0:  # 0: zero_grad was called
-            found.insert(0, self._summed.times(self._factor(float(grad))))
+            found.insert(0, (self._summed.times(self._factor(float(grad))), None))
         self._summed, square = sum_rows(found, self.rows.num_rows)
         self._applied = False
         grad.fill_(math.sqrt(self.rows.sum_over_ranks(square, self._formula)))
@@ -248,7 +254,7 @@ class GradientQueue(nn.Module):
     def update(self, gradients: RowGradients) -> None:
         """Apply one step with only `gradients`, now or at the end of `hold`."""
         if self.rows.row_optimizer is not None:
-            self._move_now(self.rows.row_optimizer, [gradients])
+            self._move_now(self.rows.row_optimizer, [(gradients, None)])
             return
         if self.optimizer is None:
             raise UsageError(
@@ -260,13 +266,13 @@ class GradientQueue(nn.Module):
             raise UsageError(NOT_FINITE)
         self.optimizer.move(self, gradients)
 
-    def _move_now(self, update: RowUpdate, found: Sequence[RowGradients]) -> None:
+    def _move_now(self, update: RowUpdate, found: Sequence[QueuedGradients]) -> None:
         """Move rows by a fused update, each id once."""
-        for gradients in found:
-            if not gradients.is_finite():
+        for gradients, square in found:
+            if not (gradients.is_finite() if square is None else math.isfinite(square)):
                 raise UsageError(NOT_FINITE)
         if self._held is not None:  # copies: the caller may reuse its tensors
-            self._held.extend(RowGradients(*(p.clone() for p in each)) for each in found)
+            self._held.extend((RowGradients(*(p.clone() for p in each)), s) for each, s in found)
             return
         self.rows.move_rows(update, concatenate(found), None)
 
@@ -389,15 +395,18 @@ def _empty_state() -> dict[str, Any]:
     }
 
 
-def concatenate(parts: Sequence[RowGradients]) -> RowGradients:
+def concatenate(parts: Sequence[QueuedGradients]) -> RowGradients:
     """All `parts`, one after the other."""
     if len(parts) == 1:
-        return parts[0]
-    return RowGradients(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        return parts[0][0]
+    columns = zip(*(gradients for gradients, _ in parts), strict=True)
+    return RowGradients(*(torch.cat(column) for column in columns))
 
 
-def sum_rows(parts: Sequence[RowGradients], num_rows: int) -> tuple[RowGradients, float]:
-    """Distinct ids of `parts`, ascending, with summed gradients, and the sum of all squares."""
+def sum_rows(parts: Sequence[QueuedGradients], num_rows: int) -> tuple[RowGradients, float]:
+    """Distinct ids of `parts` with summed gradients, and the sum of all squares."""
+    if len(parts) == 1 and parts[0][1] is not None:
+        return parts[0][0], parts[0][1]
     ids, weight, bias = concatenate(parts)
     if native.readable(weight, bias):
         *summed, square = native.sum_rows(ids, weight, bias, num_rows)

@@ -22,7 +22,7 @@ from tapas.servers.peers import call_all
 from tapas.shapes import check_positive, check_query
 from tapas.tables.base import ClassTable
 from tapas.tables.exhaustive import merge_topk
-from tapas.tables.gradients import sampled_logits
+from tapas.tables.gradients import StoredRows
 from tapas.tables.ranks import GlobalBatch
 from tapas.tables.second_pass import SecondPass, classes_at, merge_candidates, shard_quota
 from tapas.tables.shard import TableSpec
@@ -84,18 +84,17 @@ class ServedTable(ClassTable):
         nothing = [pool.ids[:0].cpu()] * self.num_shards
         return self._kept(self._score(pool, second_pass, nothing))
 
-    def sampled_logits(
-        self, batch: GlobalBatch, pool: Candidates, second_pass: SecondPass | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _kept_rows(
+        self, batch: GlobalBatch, pool: Candidates, second_pass: SecondPass | None
+    ) -> tuple[Candidates, StoredRows]:
         """As in `ClassTable`, in one round trip, which also fetches the rows of targets."""
         with torch.no_grad():
             pool = self._check_candidates(pool, second_pass)
             wanted = torch.unique(batch.target[batch.target >= 0]).cpu()
             parts = self._split(wanted)
             found = self._score(pool, second_pass, [wanted[part] for part in parts])
-            kept = self._kept(found)
-            rows = _Fetched(wanted, parts, found, self.dim, self.device)
-        return sampled_logits(self.gradients, rows.read, batch.query, batch.target, kept)
+            rows = fetched_rows(batch.target, wanted, parts, found, self.dim)
+            return self._kept(found), rows
 
     def _score(
         self, pool: Candidates, second_pass: SecondPass | None, wanted: list[Tensor]
@@ -278,37 +277,25 @@ class ServedTable(ClassTable):
         )
 
 
-class _Fetched:
-    """The rows of T targets and K kept classes that one round trip has fetched."""
+def fetched_rows(
+    target: Tensor, wanted: Tensor, parts: list[Tensor], found: list[ScoredRows], dim: int
+) -> StoredRows:
+    """The rows of targets and kept classes that one round trip has fetched.
 
-    def __init__(
-        self,
-        wanted: Tensor,
-        parts: list[Tensor],
-        found: list[ScoredRows],
-        dim: int,
-        device: torch.device,
-    ):
-        """`wanted` (T,) ascending; `parts` are the positions in it of each server's targets."""
-        kept = [len(each.ids) for each in found]
-        num_targets = max(1, len(wanted))  # padding must read some row
-        self.wanted = wanted.to(device)
-        weight = torch.zeros(num_targets + sum(kept), dim)
-        bias = torch.zeros(len(weight))
-        # kept classes in the order of their ids, as in the candidates
-        order = torch.cat([to_tensor(each.ids) for each in found]).argsort()
-        position = torch.empty_like(order)
-        position[order] = torch.arange(num_targets, num_targets + len(order))
-        for part, each, at in zip(parts, found, torch.split(position, kept), strict=True):
-            where = torch.cat([at, part])
-            weight[where], bias[where] = to_tensor(each.rows), to_tensor(each.biases)
-        self.num_targets, self.num_kept = num_targets, sum(kept)
-        self.weight, self.bias = weight.to(device), bias.to(device)
-
-    def read(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of `ids` (N + K,): any targets, then all kept classes in order."""
-        targets = torch.searchsorted(self.wanted, ids[: len(ids) - self.num_kept])
-        targets = targets.clamp_(max=self.num_targets - 1)
-        kept = torch.arange(self.num_targets, self.num_targets + self.num_kept, device=ids.device)
-        position = torch.cat([targets, kept])
-        return self.weight.index_select(0, position), self.bias.index_select(0, position)
+    `wanted` (T,) are the distinct classes of `target` (B, L), ascending; `parts` are the positions
+    in it of each server's targets.
+    """
+    kept, device = [len(each.ids) for each in found], target.device
+    num_targets = max(1, len(wanted))  # padding must read some row
+    weight = torch.zeros(num_targets + sum(kept), dim)
+    bias = torch.zeros(len(weight))
+    # kept classes in the order of their ids, as in the candidates
+    order = torch.cat([to_tensor(each.ids) for each in found]).argsort()
+    position = torch.empty_like(order)
+    position[order] = torch.arange(num_targets, num_targets + len(order))
+    for part, each, at in zip(parts, found, torch.split(position, kept), strict=True):
+        where = torch.cat([at, part])
+        weight[where], bias[where] = to_tensor(each.rows), to_tensor(each.biases)
+    target_at = torch.searchsorted(wanted.to(device), target).masked_fill_(target < 0, -1)
+    kept_at = torch.arange(num_targets, len(weight), device=device)
+    return StoredRows(weight.to(device), bias.to(device), target_at, kept_at)

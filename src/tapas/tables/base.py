@@ -14,7 +14,7 @@ from tapas.exact_state import ExactState
 from tapas.optim.gradient_queue import GradientQueue
 from tapas.optim.row_store import RowGradients, RowStore
 from tapas.shapes import check_ids, check_integer, check_positive, check_query, check_shape
-from tapas.tables.gradients import lookup, sampled_logits
+from tapas.tables.gradients import StoredRows, lookup, sampled_costs, sampled_logits
 from tapas.tables.placement import RowRange
 from tapas.tables.ranks import ONE_PROCESS, GlobalBatch, Ranks
 from tapas.tables.second_pass import SecondPass
@@ -134,9 +134,24 @@ class ClassTable(RowStore, ExactState, ABC):
         weighted sum of exp(logit) over the kept classes that are not targets of the example.
         Both are differentiable with respect to queries and rows.
         """
-        with torch.no_grad():
-            kept = self._kept_here(pool, second_pass)
-        return sampled_logits(self.gradients, self._read, batch.query, batch.target, kept)
+        kept, rows = self._kept_rows(batch, pool, second_pass)
+        return sampled_logits(self.gradients, rows, batch.query, batch.target, kept)
+
+    def sampled_costs(
+        self,
+        batch: GlobalBatch,
+        pool: Candidates,
+        second_pass: SecondPass | None = None,
+        counted: Tensor | None = None,
+    ) -> Tensor:
+        """-log p of each target of this rank's examples, (B, L), in nats; 0 for padding.
+
+        Equal to `losses.target_costs` of `sampled_logits`, in fewer steps. `counted` (B, L) is
+        False for padding and for a target that is listed again, which counts in the partition
+        sum only once; all True if left out.
+        """
+        kept, rows = self._kept_rows(batch, pool, second_pass)
+        return sampled_costs(self.gradients, rows, batch.query, batch.target, kept, counted)
 
     @abstractmethod
     def topk(
@@ -197,6 +212,18 @@ class ClassTable(RowStore, ExactState, ABC):
 
     def close(self) -> None:
         """Release processes and sockets. Safe to call twice."""
+
+    @torch.no_grad()
+    def _kept_rows(
+        self, batch: GlobalBatch, pool: Candidates, second_pass: SecondPass | None
+    ) -> tuple[Candidates, StoredRows]:
+        """The kept classes of `pool`, and where the rows of these and of the targets are."""
+        kept = self._kept_here(pool, second_pass)
+        target = batch.target
+        weight, bias = self._read(torch.cat([target.reshape(-1).clamp(min=0), kept.ids]))
+        at = torch.arange(len(weight), device=weight.device)
+        target_at = at[: target.numel()].view_as(target).masked_fill(target < 0, -1)
+        return kept, StoredRows(weight, bias, target_at, at[target.numel() :])
 
     @abstractmethod
     def _read(self, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,9 @@ from tapas.shapes import (
 )
 from tapas.tables.base import ClassTable
 from tapas.tables.exhaustive import log_sum_rows, topk_log_prob_rows, topk_rows
+from tapas.tables.gradients import StoredRows
 from tapas.tables.placement import Placement
+from tapas.tables.ranks import GlobalBatch
 from tapas.tables.second_pass import (
     SecondPass,
     classes_at,
@@ -183,6 +185,17 @@ class LocalTable(ClassTable):
         if weight.dtype == torch.float32:
             return weight, bias
         return weight.float(), bias.float()
+
+    def _kept_rows(
+        self, batch: GlobalBatch, pool: Candidates, second_pass: SecondPass | None
+    ) -> tuple[Candidates, StoredRows]:
+        with torch.no_grad():
+            kept = self._kept_here(pool, second_pass)
+        return kept, self.stored_rows(batch.target, kept.ids)
+
+    def stored_rows(self, target: Tensor, kept: Tensor) -> StoredRows:
+        """The rows of classes `target` (B, L) and `kept` (K,), where they are."""
+        return StoredRows(self.weight, self.bias_or_none(), target, kept)
 
     def _select_here(self, pool: Candidates, second_pass: SecondPass) -> Candidates:
         if self.num_shards == 1:

@@ -172,9 +172,8 @@ def test_pytorch_finds_the_same_sums():
     parts = []
     for number, count in enumerate((5, 61, 0, 1)):
         ids = torch.randint(40, (count,), generator=stream(number, "ids"))
-        parts.append(
-            RowGradients(ids, draw(count, 7, name=f"g{number}"), draw(count, name=f"b{number}"))
-        )
+        weight, bias = draw(count, 7, name=f"g{number}"), draw(count, name=f"b{number}")
+        parts.append((RowGradients(ids, weight, bias), None))
     fast, square = sum_rows(parts, 40)
     with native.switched_off():
         slow, slow_square = sum_rows(parts, 40)
