@@ -3,9 +3,13 @@
 import hashlib
 from operator import index
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tapas.errors import UsageError
+
+Words = NDArray[np.uint64]
 
 
 def stream(seed: int, *path: str | int) -> torch.Generator:
@@ -17,6 +21,49 @@ def stream(seed: int, *path: str | int) -> torch.Generator:
     name = [part if isinstance(part, str) else index(part) for part in (seed, *path)]
     key = hashlib.blake2b(repr(tuple(name)).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+
+
+def new_key(generator: torch.Generator) -> int:
+    """A key for `philox`, drawn from `generator`."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
+
+
+def philox(key: int, count: int) -> tuple[Words, Words]:
+    """Two random numbers of 64 bits for each of the counters 0 .. count-1, (count,) each.
+
+    Philox4x32-10 of Salmon et al. 2011, which also runs on GPUs: number i depends on `key` and i
+    alone. The same numbers as in native/draws.h.
+    """
+    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    counter = np.arange(count, dtype=np.uint64)
+    words = [counter & mask, counter >> half, np.zeros_like(counter), np.zeros_like(counter)]
+    low, high = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
+    for _ in range(10):
+        first, second = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
+        words = [
+            (second >> half) ^ words[1] ^ np.uint64(low),
+            second & mask,
+            (first >> half) ^ words[3] ^ np.uint64(high),
+            first & mask,
+        ]
+        low, high = (low + 0x9E3779B9) & 0xFFFFFFFF, (high + 0xBB67AE85) & 0xFFFFFFFF
+    return words[1] << half | words[0], words[3] << half | words[2]
+
+
+def uniform_numbers(words: Words) -> NDArray[np.float64]:
+    """Numbers in [0, 1) from the upper 53 bits of `words`."""
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def scale_words(words: Words, bound: int) -> tuple[NDArray[np.int64], Words]:
+    """`words` / 2^64 * bound: the whole part, 0 .. bound-1, and the fraction as words."""
+    half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+    low, high = np.uint64(bound & 0xFFFFFFFF), np.uint64(bound >> 32)
+    lower = (words & mask) * low
+    left, right = (words >> half) * low + (lower >> half), (words & mask) * high
+    middle = (left & mask) + right
+    whole = (words >> half) * high + (left >> half) + (middle >> half)
+    return whole.astype(np.int64), words * np.uint64(bound)
 
 
 def check_seed(seed: int, name: str = "seed") -> int:

@@ -401,31 +401,63 @@ PUBLIC int64_t tapas_alias(const double* uniform, int64_t count, const double* t
   return 0;
 }
 
-// ids[i] = head_ids[position], with the next position of an alias table, wherever which[i] is at
-// least `share`: see proposals/squashed.py.
-PUBLIC int64_t tapas_mix(const double* which, int64_t count, double share, const double* uniform,
-                      const double* threshold, const int64_t* partner, int64_t buckets,
-                      const int64_t* head_ids, int threads, int64_t* ids) {
-  const Alias table{threshold, partner, buckets};
-  threads = static_cast<int>(std::min<int64_t>(threads, count / 4096 + 1));
-  std::vector<int64_t> used(threads + 1, 0);
-  for (int part = 0; part < threads; ++part) {
-    const int64_t start = count * part / threads, stop = count * (part + 1) / threads;
-    used[part + 1] = used[part];
-    for (int64_t i = start; i < stop; ++i) used[part + 1] += which[i] >= share;
-  }
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (int part = 0; part < threads; ++part) {
-    int64_t at = count * part / threads, position[AHEAD];
-    for (int64_t start = used[part]; start < used[part + 1]; start += AHEAD) {
-      const int64_t size = std::min(AHEAD, used[part + 1] - start);
-      table.draw(uniform + start, size, position);
-      for (int64_t i = 0; i < size; ++i) __builtin_prefetch(head_ids + position[i]);
-      for (int64_t i = 0; i < size; ++at)
-        if (which[at] >= share) ids[at] = head_ids[position[i++]];
+// The first k distinct classes of a sequence of `count` draws, counter after counter from a key, in
+// ascending order, and the log of the expected count of each: see proposals/base.py. Returns 0, or
+// 1 if there are at most k distinct ones. Unless null, `draws` (count) are the draws themselves.
+PUBLIC int64_t tapas_pool(uint64_t key, int64_t count, int64_t k, int64_t num_classes,
+                          double floor_share, double floor_not_drawn, int64_t heads,
+                          const double* threshold, const int64_t* partner, const int64_t* head_ids,
+                          const double* not_drawn, const int32_t* first, int shift, int threads,
+                          int64_t* draws, int64_t* ids, float* log_q) {
+  return guarded([&]() -> int64_t {
+    const FloorAndHead from{num_classes, floor_share, floor_not_drawn, heads, threshold, partner,
+                       head_ids, not_drawn, first, shift};
+    const Philox philox{{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)}};
+    Scratch<int64_t> mine(draws ? 0 : count);
+    Scratch<int32_t> place(count);
+    int64_t* drawn = draws ? draws : mine.data();
+    constexpr int STEP = Philox::LANE_COUNT;
+    threads = threads_for(64 * count, threads);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 16)
+    for (int64_t start = 0; start < count; start += STEP) {
+      uint64_t high[STEP], low[STEP];
+      philox.numbers(start, high, low);
+      const int size = static_cast<int>(std::min<int64_t>(STEP, count - start));
+      from.draw(high, low, size, drawn + start, &place[start]);
     }
-  }
-  return 0;
+    if (!ids) return 0;
+    FirstOccurrences seen(k + 1);
+    std::vector<Counted> found;
+    found.reserve(k + 1);
+    int64_t end = 0;
+    for (; end < count; ++end) {
+      if (end + AHEAD < count) seen.prefetch(drawn[end + AHEAD]);
+      const int64_t next = found.size(), at = seen.place(drawn[end], next);
+      if (at < next) {
+        ++found[at].again;
+        if (place[end] >= 0) found[at].place = place[end];
+        continue;
+      }
+      if (next == k) break;
+      found.push_back({drawn[end], 0, place[end]});
+    }
+    if (end == count) return 1;
+    sort_by_id(found, num_classes);
+    float of_floor[8];  // classes outside of the head differ only in how often they were drawn
+    for (int again = 0; again < 8; ++again)
+      of_floor[again] = log_kept((end - again) * floor_not_drawn);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 512)
+    for (int64_t j = 0; j < k; ++j) {
+      const Counted& one = found[j];
+      ids[j] = one.id;
+      const int64_t at = one.place >= 0 ? one.place : from.place_of(one.id);
+      if (at < 0 && one.again < 8)
+        log_q[j] = of_floor[one.again];
+      else
+        log_q[j] = log_kept((end - one.again) * (at < 0 ? floor_not_drawn : not_drawn[at]));
+    }
+    return 0;
+  });
 }
 
 // The first k distinct ids of `draws`, ascending, and how often each was repeated before the draw
@@ -452,7 +484,7 @@ PUBLIC int64_t tapas_distinct(const int64_t* draws, int64_t count, int64_t k, in
       }
       return i;
     }
-    found.push_back({draws[i], 0});
+    found.push_back({draws[i], 0, 0});
   }
   return -static_cast<int64_t>(found.size());
 }

@@ -4,7 +4,7 @@ Inputs are float32, except class rows, which may be bfloat16. Nothing is differe
 """
 
 from ctypes import addressof, c_double, c_float
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -461,25 +461,57 @@ def alias(uniform: Tensor, threshold: Tensor, partner: Tensor) -> Tensor:
     return position
 
 
-def mix(
-    ids: Tensor, which: Tensor, share: float, uniform: Tensor, threshold: Tensor, partner: Tensor,
-    head_ids: Tensor,
-) -> Tensor:  # fmt: skip
-    """Replace `ids` (k,) by head_ids[alias(uniform)] where `which` (k,) >= `share`, in place."""
-    call(
-        "tapas_mix",
-        which.data_ptr(),
-        len(which),
-        share,
-        uniform.data_ptr(),
-        threshold.data_ptr(),
-        partner.data_ptr(),
-        len(threshold),
-        head_ids.data_ptr(),
+class FloorAndHead(NamedTuple):
+    """A uniform distribution over all classes and an alias table over H of them, the head."""
+
+    num_classes: int
+    floor_share: float  # chance of a draw from the uniform part
+    floor_not_drawn: float  # log(1 - Q) of a class outside of the head
+    threshold: Tensor  # (H,) float64, and `partner` (H,) int64, of the alias table
+    partner: Tensor
+    head_ids: Tensor  # (H,) int64, ascending
+    not_drawn: Tensor  # (H,) float64, log(1 - Q)
+    first: Tensor  # int32 directory: heads with ids from (i << shift) begin at first[i]
+    shift: int
+
+
+def draw_classes(given: FloorAndHead, key: int, count: int) -> Tensor:
+    """`count` independent classes, (count,) int64; the same for the same `key`."""
+    draws = torch.empty(count, dtype=I64, device="cpu")
+    call("tapas_pool", *_of_proposal(given, key, count, 0), draws.data_ptr(), None, None)
+    return draws
+
+
+def pool(given: FloorAndHead, key: int, count: int, k: int) -> tuple[Tensor, Tensor] | None:
+    """The first k distinct classes of `draw_classes`, or None if there are at most k.
+
+    Returns: ids (k,), ascending, and the log expected count of each, (k,) float32.
+    """
+    ids = torch.empty(k, dtype=I64, device="cpu")
+    log_q = torch.empty(k, dtype=F32, device="cpu")
+    arguments = _of_proposal(given, key, count, k)
+    too_few = call("tapas_pool", *arguments, None, ids.data_ptr(), log_q.data_ptr())
+    return None if too_few else (ids, log_q)
+
+
+def _of_proposal(given: FloorAndHead, key: int, count: int, k: int) -> list[Any]:
+    size = given.head_ids.shape[0]
+    return [
+        key,
+        count,
+        k,
+        given.num_classes,
+        given.floor_share,
+        given.floor_not_drawn,
+        size,
+        _at(given.threshold, torch.float64, size),
+        _at(given.partner, I64, size),
+        _at(given.head_ids, I64, size),
+        _at(given.not_drawn, torch.float64, size),
+        _at(given.first, torch.int32, (given.num_classes - 1 >> given.shift) + 2),
+        given.shift,
         torch.get_num_threads(),
-        ids.data_ptr(),
-    )
-    return ids
+    ]
 
 
 def distinct(draws: Tensor, k: int, num_classes: int) -> tuple[int, Tensor, Tensor] | None:

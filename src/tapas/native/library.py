@@ -47,8 +47,9 @@ SIGNATURES = {
         ADDRESS, SIZE, SIZE, SIZE, ADDRESS, ADDRESS, FLAG, ADDRESS, ADDRESS, ADDRESS, ADDRESS,
     ],
     "tapas_alias": [ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, FLAG, ADDRESS],
-    "tapas_mix": [
-        ADDRESS, SIZE, ctypes.c_double, ADDRESS, ADDRESS, ADDRESS, SIZE, ADDRESS, FLAG, ADDRESS,
+    "tapas_pool": [
+        ctypes.c_uint64, SIZE, SIZE, SIZE, ctypes.c_double, ctypes.c_double, SIZE, *[ADDRESS] * 5,
+        FLAG, FLAG, *[ADDRESS] * 3,
     ],
     "tapas_distinct": [ADDRESS, SIZE, SIZE, SIZE, ADDRESS, ADDRESS],
     "tapas_permute": [ADDRESS, SIZE, FLAG, ADDRESS, SIZE, FLAG, FLAG, ADDRESS],

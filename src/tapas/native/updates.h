@@ -35,7 +35,7 @@ class Groups {
     for (int64_t i = 0; i < count; ++i) {
       if (ids[i] < 0) continue;
       ascending &= sorted_.empty() || ids[i] > sorted_.back().id;
-      sorted_.push_back({ids[i], i});
+      sorted_.push_back({ids[i], static_cast<int32_t>(i), 0});
     }
     if (!ascending) sort_by_id(sorted_, bound);  // stable: equal ids keep their order
     const int64_t found = sorted_.size();

@@ -74,15 +74,17 @@ class Proposal(ABC):
         """
         return k + k // 4 + 8
 
-    def _draw_until_distinct(self, k: int, generator: torch.Generator) -> Candidates:
-        """The first k distinct classes of a sequence of draws.
+    def _draw_until_distinct(
+        self, k: int, generator: torch.Generator, first: Tensor | None = None
+    ) -> Candidates:
+        """The first k distinct classes of a sequence of draws, which begins with `first` (T,).
 
         Let T be the number of the draw that brings the (k + 1)-th class, and N_c how often class
         c was drawn before it. Given all draws of the other classes, of which there are T - N_c, c
         is among the k unless it is never drawn beside them: the probability to be kept,
         1 - (1 - q)^(T - N_c), is exact.
         """
-        draws = self.draw(self.enough_draws(k), generator=generator)
+        draws = self.draw(self.enough_draws(k), generator=generator) if first is None else first
         while (found := first_distinct(draws, k, self)) is None:
             tries = draws.shape[0]
             if tries > TRIES_PER_CLASS * k + 100_000:

@@ -16,11 +16,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import tapas.native as native
-from tapas.candidates import index_of
+from tapas.candidates import Candidates, index_of
 from tapas.errors import DataError, UsageError
-from tapas.proposals.alias import AliasTable
 from tapas.proposals.base import Proposal
+from tapas.proposals.floor_and_head import (
+    draw_classes,
+    floor_and_head,
+    log_drawn,
+    sample_classes,
+)
+from tapas.rng import new_key
 from tapas.shapes import check_ids, check_positive, number
 
 ALPHA = 0.75  # the exponent of word2vec
@@ -84,33 +89,25 @@ class Squashed(Proposal):
             )
         self._floor_share = floor_mass / norm
         self._floor_log_prob = math.log(self.beta) - math.log(norm)
-        self._head_log_prob = value.log() - math.log(norm)
-        self._alias = AliasTable(value - self.beta) if len(value) else None
-        self._by_class = self._spread_if_cheap()
-        self._log_not_drawn_by_class: Tensor | None = None
-        if self._by_class is not None:
-            self._log_not_drawn_by_class = self._by_class.exp().clamp_(max=1.0).neg_().log1p_()
+        self._parts = floor_and_head(
+            self.num_classes,
+            self.head_ids,
+            value - self.beta,
+            floor_share=self._floor_share,
+            floor_log_prob=self._floor_log_prob,
+            head_log_prob=value.log() - math.log(norm),
+        )
         self._enough: dict[int, int] = {}  # first number of draws, by number of classes wanted
 
-    def _spread_if_cheap(self) -> Tensor | None:
-        """(C,) log_prob of every class, if most classes are above the floor anyway."""
-        if self.num_classes > 4 * len(self.head_ids):
-            return None
-        spread = self._head_log_prob.new_full((self.num_classes,), self._floor_log_prob)
-        spread[self.head_ids] = self._head_log_prob
-        return spread
-
     def log_not_drawn(self, ids: Tensor) -> Tensor:
-        if self._log_not_drawn_by_class is None:
-            return super().log_not_drawn(ids)
-        return self._log_not_drawn_by_class.index_select(0, ids)
+        return self._of_class(ids, self._parts.not_drawn, self._parts.floor_not_drawn)
 
     def enough_draws(self, k: int) -> int:
         """From a histogram of Q: the more skewed it is, the more draws are repeats."""
         if k not in self._enough:
-            log_p = self._head_log_prob
-            if not len(log_p):
+            if not len(self.head_ids):
                 return super().enough_draws(k)
+            log_p = log_drawn(self._parts.not_drawn)
             low, high = (float(x) for x in log_p.aminmax())
             width = max(high - low, 1e-9) / BINS
             count = torch.histc(log_p, BINS, low, low + BINS * width)
@@ -127,30 +124,31 @@ class Squashed(Proposal):
         return self._enough[k]
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
-        ids = torch.randint(self.num_classes, (k,), generator=generator, device="cpu")
-        if self._alias is None:
-            return ids
-        u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu")
-        if native.supports(ids, self.head_ids):
-            num_head = int((u >= self._floor_share).sum())
-            v = torch.rand(num_head, generator=generator, dtype=torch.float64, device="cpu")
-            alias = self._alias
-            return native.mix(
-                ids, u, self._floor_share, v, alias.threshold, alias.partner, self.head_ids
-            )
-        from_head = (u >= self._floor_share).nonzero()[:, 0]
-        head = self._alias.draw(len(from_head), generator=generator)
-        return ids.index_copy_(0, from_head, self.head_ids.index_select(0, head))
+        return draw_classes(self._parts, new_key(generator), k)
+
+    def _draw_until_distinct(
+        self, k: int, generator: torch.Generator, first: Tensor | None = None
+    ) -> Candidates:
+        if type(self).draw is not Squashed.draw:  # a subclass draws otherwise
+            return super()._draw_until_distinct(k, generator)
+        key, enough = new_key(generator), self.enough_draws(k)
+        found = sample_classes(self._parts, key, enough, k)
+        if found is not None:
+            return found
+        first = draw_classes(self._parts, key, enough)
+        return super()._draw_until_distinct(k, generator, first)
 
     def log_prob(self, ids: Tensor) -> Tensor:
         ids = check_ids("ids", ids, self.num_classes)
-        if self._by_class is not None:
-            return self._by_class.index_select(0, ids.reshape(-1)).view(ids.shape)
-        if self._alias is None:
-            return torch.full_like(ids, self._floor_log_prob, dtype=torch.float64)
+        not_drawn = self._of_class(ids, self._parts.not_drawn, self._parts.floor_not_drawn)
+        return log_drawn(not_drawn)
+
+    def _of_class(self, ids: Tensor, of_head: Tensor, of_floor: float) -> Tensor:
+        """`of_head` (H,) for classes of the head, else `of_floor`; in the shape of `ids`."""
+        if not len(of_head):
+            return torch.full_like(ids, of_floor, dtype=torch.float64)
         position, found = index_of(self.head_ids, ids)
-        floor = self._head_log_prob.new_full((), self._floor_log_prob)
-        return torch.where(found, self._head_log_prob[position], floor)
+        return torch.where(found, of_head[position], of_head.new_full((), of_floor))
 
     def __repr__(self) -> str:
         return (

@@ -7,10 +7,16 @@ from torch import Tensor
 
 from tapas.candidates import Candidates
 from tapas.proposals.base import Proposal
-from tapas.rng import check_generator
+from tapas.proposals.floor_and_head import (
+    NOTHING,
+    draw_classes,
+    floor_and_head,
+    sample_classes,
+)
+from tapas.rng import check_generator, new_key
 from tapas.shapes import check_ids, check_positive
 
-PERMUTED_PER_SAMPLE = 32  # up to this C / k a permutation is faster than sorting draws
+PERMUTED_PER_SAMPLE = 4  # up to this C / k a permutation is faster than draws
 
 
 class Uniform(Proposal):
@@ -18,20 +24,46 @@ class Uniform(Proposal):
 
     def __init__(self, num_classes: int):
         self.num_classes = check_positive("num_classes", num_classes)
+        self._parts = floor_and_head(
+            num_classes,
+            NOTHING.long(),
+            NOTHING,
+            floor_share=1.0,
+            floor_log_prob=-math.log(num_classes),
+            head_log_prob=NOTHING,
+        )
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
-        return torch.randint(self.num_classes, (k,), generator=generator, device="cpu")
+        return draw_classes(self._parts, new_key(generator), k)
 
     def sample(self, k: int, *, generator: torch.Generator) -> Candidates:
-        """As in `Proposal`; if classes are few, the first `k` of a random permutation."""
+        """As in `Proposal`; if classes are few, the first `k` of a random permutation.
+
+        The first k distinct draws are any k classes with the same chance: k / C for each.
+        """
         check_positive("number of samples", k)
-        if not k < self.num_classes <= PERMUTED_PER_SAMPLE * k:
-            return super().sample(k, generator=generator)
         check_generator(generator)
-        ids = torch.randperm(self.num_classes, generator=generator, device="cpu")[:k].sort().values
-        return Candidates(
-            ids, torch.full_like(ids, math.log(k / self.num_classes), dtype=torch.float32)
-        )
+        if k >= self.num_classes:
+            return super().sample(k, generator=generator)
+        if self.num_classes <= PERMUTED_PER_SAMPLE * k:
+            order = torch.randperm(self.num_classes, generator=generator, device="cpu")
+            ids = order[:k].sort().values
+        else:
+            ids = self._draw_until_distinct(k, generator).ids
+        share = math.log(k / self.num_classes)
+        return Candidates(ids, torch.full_like(ids, share, dtype=torch.float32))
+
+    def _draw_until_distinct(
+        self, k: int, generator: torch.Generator, first: Tensor | None = None
+    ) -> Candidates:
+        if type(self).draw is not Uniform.draw:  # a subclass draws otherwise
+            return super()._draw_until_distinct(k, generator)
+        key, enough = new_key(generator), self.enough_draws(k)
+        found = sample_classes(self._parts, key, enough, k)
+        if found is not None:
+            return found
+        first = draw_classes(self._parts, key, enough)
+        return super()._draw_until_distinct(k, generator, first)
 
     def log_prob(self, ids: Tensor) -> Tensor:
         ids = check_ids("ids", ids, self.num_classes)

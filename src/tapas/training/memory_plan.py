@@ -15,6 +15,7 @@ from typing import Any
 from tapas.distributed.collectives import HEADER
 from tapas.errors import UsageError, choice
 from tapas.optim import SGD, Adagrad, LazyAdam, RowUpdate, RowwiseAdagrad
+from tapas.proposals.floor_and_head import directory_size
 from tapas.shapes import check_positive
 
 
@@ -78,9 +79,8 @@ OPTIMIZERS: dict[str, RowUpdate] = {
 }
 PROCESS_BYTES = 350_000_000  # allowance for Python, torch and fragmentation
 POOL_BYTES = 200  # per class of the pool: draws, ids, indices, counts, noise, scores
-HEAD_BYTES = 32  # per class above the proposal's floor: id, log q and alias bucket
+HEAD_BYTES = 32  # per class above the proposal's floor: id, log(1 - q) and alias bucket
 BUILD_BYTES = 112  # the same at the peak of building the proposal
-EVERY_CLASS_BYTES = 16  # per class, for dense log q if a quarter of all classes is above the floor
 SCORERS = 64  # queries that are scored against the pool at once
 REPLICAS = 2  # copies of the model in a worker, for two steps at a time
 ROLES = dict.fromkeys(("rank", "server", "worker"))
@@ -189,14 +189,13 @@ def _memory(w: Workload) -> dict[str, int]:
     row = 4 * w.dim  # computations use float32
     examples = w.ranks * _over(w.batch, w.ranks)  # gathered on every rank
     pool_here, kept_here = _over(w.pool, w.ranks), _over(min(w.num_samples, w.pool), w.ranks)
-    by_class = EVERY_CLASS_BYTES * w.num_classes if w.num_classes <= 4 * w.head else 0
     found = {
         "process": PROCESS_BYTES,
         "rows": num_rows * w.dim * size,
         "biases": num_rows * size,
         "row state": row_state + bias_state,
         "input rows and state": num_rows * w.dim * size + row_state if w.inputs else 0,
-        "proposal": HEAD_BYTES * w.head + by_class,
+        "proposal": HEAD_BYTES * w.head + 4 * directory_size(w.num_classes, w.head)[0],
         "encoder, gradients, Adam": 16 * w.encoder_parameters,
         # gathered, local, and gradients as sent and received
         "batch": examples * (4 * row + 8 * w.targets + 12 * (w.targets + 1)),
