@@ -27,6 +27,7 @@ PUBLIC int tapas_usable() {
 #include "draws.h"
 #include "gradients.h"
 #include "order.h"
+#include "priority.h"
 #include "sampled.h"
 #include "scores.h"
 #include "updates.h"
@@ -253,16 +254,22 @@ PUBLIC int64_t tapas_target_gradients(const int64_t* targets, int64_t queries, i
   });
 }
 
-// share[p] = mean over queries of the softmax over all rows that are not targets of the query.
-// `scratch` holds count * width floats; width is the number of queries at a time, a multiple of 16.
-PUBLIC int64_t tapas_mean_share(const void* table, int half, int64_t dim, const int64_t* ids,
-                                const float* offset, int64_t count, const float* query,
-                                int64_t queries, const int64_t* sorted_ids, const int64_t* targets,
-                                int64_t per_query, float scale, int threads, float* scratch,
-                                int64_t width, float* share) {
+// Priority sampling by mean share, as in selection/priority.py: share[p] is the mean over queries of
+// the softmax over all rows that are not targets of the query. Unless keep is 0, share becomes
+// g = (1 - floor) share + floor / count, and `kept` are the positions of the `keep` largest g /
+// noise, ascending, with log_weight = log max(1, t / g), where t is the largest that was left out.
+// Ties go to the lower position, and a NaN is the largest. `width` is the number of queries at a
+// time, a multiple of 16.
+PUBLIC int64_t tapas_priority(const void* table, int half, int64_t dim, const void* bias,
+                              const int64_t* positions, const int64_t* ids, const float* log_q,
+                              int64_t count, const float* query, int64_t queries,
+                              const int64_t* targets, int64_t per_query, float scale, int64_t width,
+                              int threads, const float* noise, float floor, int64_t keep,
+                              float* share, int64_t* kept, float* log_weight) {
   return guarded([&] {
-    const Rows rows{{table, half != 0, dim}, ids, offset, count};
-    std::fill_n(share, count, 0.0f);
+    const BiasedTable from{{table, half != 0, dim}, bias};
+    Scratch<float> offset(count), scratch(count * width);
+    const Rows rows{from.table, positions, offset.data(), count};
     threads = threads_for(count * queries * dim, threads);
     for (int64_t first = 0; first < queries; first += width) {
       const int64_t size = std::min(width, queries - first);
@@ -272,14 +279,19 @@ PUBLIC int64_t tapas_mean_share(const void* table, int half, int64_t dim, const 
       Scratch<float> times(sums.row_parts * panels.count * PANEL);
 #pragma omp parallel num_threads(threads)
       {
+#pragma omp for schedule(dynamic, 1024) nowait
+        for (int64_t p = 0; p < (first ? 0 : count); ++p) {
+          if (p + AHEAD < count) from.prefetch_bias(positions[p + AHEAD]);
+          offset[p] = from.bias_of(positions[p]) - log_q[p];
+        }
 #pragma omp for schedule(dynamic, 4)
         for (int64_t j = 0; j < panels.count; ++j) {
           panels.pack(j);
-          hits.find(j, sorted_ids, count, targets + first * per_query, size, per_query);
+          hits.find(j, ids, count, targets + first * per_query, size, per_query);
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < sums.tasks(); ++task)
-          sums.run(task, rows, panels, hits, scratch, width);
+          sums.run(task, rows, panels, hits, scratch.data(), width);
 #pragma omp for schedule(dynamic, 4)
         for (int64_t j = 0; j < panels.count; ++j) {
           sums.join(j);
@@ -291,20 +303,30 @@ PUBLIC int64_t tapas_mean_share(const void* table, int half, int64_t dim, const 
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t part = 0; part < sums.row_parts; ++part)
-          for (int64_t p = sums.rows_of(part).start; p < sums.rows_of(part).stop; ++p)
-            share[p] += dot(scratch + p * width, &times[part * sums.width], size);
+          for (int64_t p = sums.rows_of(part).start; p < sums.rows_of(part).stop; ++p) {
+            const float more = dot(&scratch[p * width], &times[part * sums.width], size);
+            share[p] = first ? share[p] + more : more;
+          }
       }
     }
+    if (!queries) std::fill_n(share, count, 0.0f);
+    if (keep) keep_by_priority(share, noise, count, floor, keep, kept, log_weight);
     return 0;
   });
 }
 
-// score[p] = log sum_q exp(scale * (row_p . query_q + offset_p))
-PUBLIC int64_t tapas_batch_score(const void* table, int half, int64_t dim, const int64_t* ids,
-                                 const float* offset, int64_t count, const float* query,
+// score[p] = log sum_q exp(scale * (row_p . query_q + bias_p)) of the rows `ids`
+PUBLIC int64_t tapas_batch_score(const void* table, int half, int64_t dim, const void* bias,
+                                 const int64_t* ids, int64_t count, const float* query,
                                  int64_t queries, float scale, int threads, float* score) {
   return guarded([&] {
-    const Rows rows{{table, half != 0, dim}, ids, offset, count};
+    const BiasedTable from{{table, half != 0, dim}, bias};
+    Scratch<float> offset(count);
+    for (int64_t p = 0; p < count; ++p) {
+      if (p + AHEAD < count) from.prefetch_bias(ids[p + AHEAD]);
+      offset[p] = from.bias_of(ids[p]);
+    }
+    const Rows rows{from.table, ids, offset.data(), count};
     const int64_t step = queries_at_once(dim);
     std::fill_n(score, count, -INFINITY);
     threads = threads_for(count * queries * dim, threads);

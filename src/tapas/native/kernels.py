@@ -252,55 +252,84 @@ def target_gradients(
     return ids[:found], row_grad[:found], offset_grad, square.value
 
 
-def mean_share(
-    weight: Tensor, positions: Tensor, offset: Tensor, query: Tensor, ids: Tensor, target: Tensor,
-    *, temperature: float,
-) -> Tensor:  # fmt: skip
-    """Mean over queries of the softmax of (query . weight[positions] + offset) / temperature, (P,).
+class PoolRows(NamedTuple):
+    """The classes of a pool, and where their rows are."""
 
-    `ids` (P,) are the classes of rows `positions` (P,) of `weight`. `target` (A, L) are the
-    targets of each query (A, D), which are left out of its softmax.
+    weight: Tensor  # (N, D) all rows of a table, float32 or bfloat16
+    bias: Tensor | None  # (N,) of the same type; None is 0
+    positions: Tensor  # (P,) rows of the pool
+
+
+def mean_share(
+    rows: PoolRows, log_q: Tensor, query: Tensor, ids: Tensor, target: Tensor, *, temperature: float
+) -> Tensor:
+    """Mean over queries of the softmax of (logit - log_q) / temperature over the pool, (P,).
+
+    Args:
+        log_q:  (P,) and `ids` (P,), ascending, of the classes in `rows`.
+        query:  (A, D)
+        target: (A, L) targets of each query, which are left out of its softmax.
     """
-    weight, query, target = weight.detach().contiguous(), query.contiguous(), target.contiguous()
-    positions, offset, ids = positions.contiguous(), offset.contiguous(), ids.contiguous()
+    return _priority(rows, log_q, query, ids, target, temperature)[0]
+
+
+def priority(
+    rows: PoolRows, log_q: Tensor, query: Tensor, ids: Tensor, target: Tensor,
+    *, temperature: float, noise: Tensor, floor: float, keep: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Positions (keep,) and log weights (keep,) that `Priority` selects with `noise` (P,).
+
+    The other arguments are those of `mean_share`; keep is below P.
+    """
+    return _priority(rows, log_q, query, ids, target, temperature, noise, floor, keep)[1:]
+
+
+def _priority(
+    rows: PoolRows, log_q: Tensor, query: Tensor, ids: Tensor, target: Tensor, temperature: float,
+    noise: Tensor | None = None, floor: float = 0.0, keep: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    weight, query, target = rows.weight.contiguous(), query.contiguous(), target.contiguous()
+    positions, log_q, ids = rows.positions.contiguous(), log_q.contiguous(), ids.contiguous()
     num_queries, size = query.shape[0], positions.shape[0]
     width = min(max(MIN_QUERIES, SCRATCH // max(1, size)), MAX_QUERIES, -(-num_queries // 16) * 16)
-    width -= width % 16
-    scratch = query.new_empty(size * width)
-    share = query.new_empty(size)
+    share, kept = query.new_empty(size), positions.new_empty(keep)
+    log_weight = query.new_empty(keep)
     call(
-        "tapas_mean_share",
+        "tapas_priority",
         *_table(weight),
+        _or_none(rows.bias, weight.dtype, weight.shape[0]),
         _at(positions, I64, size),
-        _at(offset, F32, size),
+        _at(ids, I64, size),
+        _at(log_q, F32, size),
         size,
         _at(query, F32, num_queries, weight.shape[1]),
         num_queries,
-        _at(ids, I64, size),
         _at(target, I64, num_queries, -1),
         target.shape[1],
         1 / temperature,
+        width - width % 16,
         torch.get_num_threads(),
-        scratch.data_ptr(),
-        width,
+        None if noise is None else _at(noise, F32, size),
+        floor,
+        keep,
         share.data_ptr(),
+        kept.data_ptr(),
+        log_weight.data_ptr(),
     )
-    return share
+    return share, kept, log_weight
 
 
-def batch_score(
-    weight: Tensor, positions: Tensor, bias: Tensor, query: Tensor, *, temperature: float
-) -> Tensor:
-    """log sum_a exp((query_a . weight[positions] + bias) / temperature), (P,)."""
-    weight, query = weight.detach().contiguous(), query.contiguous()
-    positions, bias = positions.contiguous(), bias.contiguous()
+def batch_score(rows: PoolRows, query: Tensor, *, temperature: float) -> Tensor:
+    """log sum_a exp((query_a . row + bias) / temperature) of every class of the pool, (P,)."""
+    weight, query = rows.weight.contiguous(), query.contiguous()
+    positions = rows.positions.contiguous()
     size = positions.shape[0]
     score = query.new_empty(size)
     call(
         "tapas_batch_score",
         *_table(weight),
+        _or_none(rows.bias, weight.dtype, weight.shape[0]),
         _at(positions, I64, size),
-        _at(bias, F32, size),
         size,
         _at(query, F32, query.shape[0], weight.shape[1]),
         query.shape[0],

@@ -20,6 +20,10 @@ struct BiasedTable {
     memcpy(&x, &bits, sizeof x);
     return x;
   }
+
+  void prefetch_bias(int64_t id) const {
+    if (bias) __builtin_prefetch(static_cast<const char*>(bias) + id * (table.half ? 2 : 4));
+  }
 };
 
 constexpr int64_t ROWS_AHEAD = 4;  // rows whose memory is prefetched

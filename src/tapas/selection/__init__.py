@@ -1,12 +1,11 @@
 """Second pass: rules that select n classes of the pool by their scores for the batch."""
 
 from tapas.errors import UsageError, choice
-from tapas.selection.base import NativeRows, Selection, SelectionInput, check_selected
+from tapas.selection.base import Selection, SelectionInput, check_selected
 from tapas.selection.priority import Priority
 from tapas.selection.top import Top
 
 __all__ = [
-    "NativeRows",
     "Priority",
     "Selection",
     "SelectionInput",

@@ -3,22 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from tapas.errors import UsageError
+from tapas.native import PoolRows
 
 Select = TypeVar("Select", bound=Callable[..., object])
-
-
-class NativeRows(NamedTuple):
-    """The rows of a pool in the form that the native kernels read."""
-
-    weight: Tensor  # (N, D) all rows of the table or shard, float32 or bfloat16
-    positions: Tensor  # (P,) positions of the pool's rows in `weight`
-    bias: Tensor  # (P,) float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +31,7 @@ class SelectionInput:
     complete: bool  # whether `query` has all queries of the batch
     temperature: float
     noise: Tensor  # (P,) uniform in (0, 1], a rule's only randomness; (0,) if not `random`
-    native: NativeRows | None = None  # the same rows, if the native kernels can read them
+    native: PoolRows | None = None  # the same rows, if the native kernels can read them
 
     def __len__(self) -> int:
         return self.ids.shape[0]

@@ -52,9 +52,20 @@ class Priority(Selection):
 
     @builtin
     def select(self, given: SelectionInput, keep: int) -> tuple[Tensor, Tensor]:
-        share = mean_share(given)
-        if not given.complete:
-            share.mul_(1 - self.floor).add_(self.floor / len(given))
+        floor = 0.0 if given.complete else self.floor
+        if given.native is not None:
+            return native.priority(
+                given.native,
+                given.log_q,
+                given.query,
+                given.ids,
+                given.target,
+                temperature=given.temperature,
+                noise=given.noise.contiguous(),
+                floor=floor,
+                keep=keep,
+            )
+        share = mean_share(given).mul_(1 - floor).add_(floor / len(given))
         share.clamp_(min=TINY)
         kept, threshold = largest(share / given.noise, keep)
         return kept, (threshold / share[kept]).clamp_(min=1.0).log_()
@@ -62,17 +73,6 @@ class Priority(Selection):
 
 def mean_share(given: SelectionInput) -> Tensor:
     """(P,) softmax over the pool of every scoring query, averaged over these queries."""
-    if given.native is not None:
-        weight, positions, bias = given.native
-        return native.mean_share(
-            weight,
-            positions,
-            bias - given.log_q,
-            given.query,
-            given.ids,
-            given.target,
-            temperature=given.temperature,
-        )
     size, num_queries = len(given), given.query.shape[0]
     width = min(max(QUERIES, SCRATCH // size), num_queries)
     query = given.query if given.temperature == 1 else given.query / given.temperature

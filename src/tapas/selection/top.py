@@ -44,7 +44,7 @@ class Top(Selection):
 def batch_score(given: SelectionInput) -> Tensor:
     """(P,) log sum_i exp(logit_iy / tau) of every class y of the pool."""
     if given.native is not None:
-        return native.batch_score(*given.native, given.query, temperature=given.temperature)
+        return native.batch_score(given.native, given.query, temperature=given.temperature)
     query = given.query.t() if given.temperature == 1 else (given.query / given.temperature).t()
     size = len(given)
     scores = []

@@ -15,7 +15,7 @@ from torch import Tensor
 import tapas.native as native
 from tapas.candidates import Candidates
 from tapas.rng import check_generator
-from tapas.selection import NativeRows, Selection, SelectionInput, check_selected
+from tapas.selection import Selection, SelectionInput, check_selected
 from tapas.tables.ranks import GlobalBatch
 
 if TYPE_CHECKING:
@@ -99,9 +99,7 @@ def select_here(
     rule, query, weight = second_pass.rule, second_pass.query, table.weight
     native_rows = None
     if native.readable(weight, query):
-        bias = table.bias_or_none()
-        bias = query.new_zeros(len(rows)) if bias is None else bias[rows].float()
-        native_rows = NativeRows(weight, rows, bias)
+        native_rows = native.PoolRows(weight, table.bias_or_none(), rows)
     given = SelectionInput(
         ids=part.ids,
         log_q=part.log_q,

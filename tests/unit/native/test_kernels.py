@@ -60,6 +60,19 @@ def gradients(weight, offset, query, ids=None, target=None, scale=None):
     return log_sum, *native.gradients(weight, offset, query, ids, target, sums=sums, scale=scale)
 
 
+def batch_score(weight, positions, bias, query, temperature):
+    """The kernel, with the biases of `positions`."""
+    stored = torch.zeros(len(weight), dtype=weight.dtype)
+    stored[positions] = bias.to(weight.dtype)
+    rows = native.PoolRows(weight, stored, positions)
+    return native.batch_score(rows, query, temperature=temperature)
+
+
+def mean_share(weight, positions, offset, query, ids, target, temperature):
+    rows = native.PoolRows(weight, None, positions)
+    return native.mean_share(rows, -offset, query, ids, target, temperature=temperature)
+
+
 def a_case(num_rows, num_queries, dim, scale=1.0):
     weight, query = draw(num_rows, dim, name="w") * scale, draw(num_queries, dim, name="q")
     offset = draw(num_rows, name="offset")
@@ -109,7 +122,7 @@ def test_the_mean_share_equals_numpy(size, temperature, threads, monkeypatch):
     want = np.where(left[:, None], softmax(np.where(left[:, None], logit, 0)), 0).mean(axis=0)
     for scratch in (0, 1 << 22):  # in blocks of 64 queries, and of 512
         monkeypatch.setattr("tapas.native.kernels.SCRATCH", scratch)
-        got = native.mean_share(
+        got = mean_share(
             table, positions, offset, query, ids, target, temperature=temperature
         )
         np.testing.assert_allclose(got.numpy(), want, rtol=3e-5, atol=1e-9)
@@ -120,7 +133,7 @@ def test_the_mean_share_equals_numpy(size, temperature, threads, monkeypatch):
 def test_the_batch_score_equals_numpy(size, scale, threads):
     table, query, bias, _, _ = a_case(*size, scale)
     positions = torch.randperm(len(table), generator=stream(0, "at"))
-    got = native.batch_score(table, positions, bias, query, temperature=0.7)
+    got = batch_score(table, positions, bias, query, temperature=0.7)
     logit = scores(query, table[positions], bias) / 0.7
     far = 1e-5 + 2e-6 * np.abs(logit).max()
     np.testing.assert_allclose(got.numpy(), log_sum_exp(logit, 0), atol=far, rtol=1e-6)
@@ -167,14 +180,14 @@ def test_the_log_sum_beside_the_top_is_right_whatever_the_first_rows_score(threa
 )
 def test_bfloat16_rows_are_read_exactly(rows, queries, dim, k):
     half = draw(rows, dim, name="w").bfloat16()
-    query, bias = draw(queries, dim, name="q"), draw(rows, name="b")
+    query, bias = draw(queries, dim, name="q"), draw(rows, name="b").bfloat16().float()
     positions = torch.arange(rows)
     target = torch.full((queries, 1), -1)
     for weight in (half, half.float()):
         got = (
             *gradients(weight, bias, query, scale=query[:, 0]),
-            native.batch_score(weight, positions, bias, query, temperature=1.0),
-            native.mean_share(weight, positions, bias, query, positions, target, temperature=1.0),
+            batch_score(weight, positions, bias, query, temperature=1.0),
+            mean_share(weight, positions, bias, query, positions, target, temperature=1.0),
             *native.topk(weight, bias, query, k, None),
         )
         if weight is half:
@@ -190,7 +203,7 @@ def test_answers_do_not_depend_on_the_number_of_threads():
         torch.set_num_threads(number)
         found.append(
             (
-                native.batch_score(weight, positions, offset, query, temperature=1.0),
+                batch_score(weight, positions, offset, query, temperature=1.0),
                 *native.topk(weight, offset, query, 11, None),
             )
         )
@@ -210,7 +223,7 @@ def test_ascending_scores_neither_overflow_nor_underflow():
         np.testing.assert_allclose(share.numpy(), want, rtol=1e-6, atol=1e-20)
     rising = torch.arange(0, 5000, 50.0)[:, None]
     ones = torch.ones(1, 1)
-    score = native.batch_score(ones, torch.zeros(1).long(), torch.zeros(1), rising, temperature=1.0)
+    score = batch_score(ones, torch.zeros(1).long(), torch.zeros(1), rising, temperature=1.0)
     np.testing.assert_allclose(score.numpy(), [4950.0], rtol=1e-6)
 
 
@@ -261,9 +274,9 @@ def test_nan_in_a_row_is_visible_in_the_results(at):
     positions, target = torch.arange(41), torch.full((5, 1), -1)
     assert native.log_sum(weight, None, query)[0].isnan().all()
     bias = torch.zeros(41)
-    score = native.batch_score(weight, positions, bias, query, temperature=1.0)
+    score = batch_score(weight, positions, bias, query, temperature=1.0)
     assert score.isnan().nonzero().tolist() == [[at]]
-    share = native.mean_share(weight, positions, bias, query, positions, target, temperature=1.0)
+    share = mean_share(weight, positions, bias, query, positions, target, temperature=1.0)
     assert share.isnan().any()
     value, rows = native.topk(weight, None, query, 2, None)
     assert rows[:, 0].tolist() == [at] * 5
@@ -295,7 +308,7 @@ def test_a_class_with_a_bias_of_minus_infinity_has_the_lowest_score(step):
     bias = torch.zeros(20)
     bias[7] = -INF
     query = step * torch.arange(33.0)[:, None]
-    score = native.batch_score(torch.ones(20, 1), torch.arange(20), bias, query, temperature=1.0)
+    score = batch_score(torch.ones(20, 1), torch.arange(20), bias, query, temperature=1.0)
     assert score[7] == -INF
     want = np.log(33) if step == 0 else 32 * step
     np.testing.assert_allclose(np.delete(score.numpy(), 7), want, rtol=1e-6)
