@@ -23,13 +23,21 @@ def outside_graphs(method: Method) -> Method:
 
     @wraps(method)
     def call(*args: Any, **options: Any) -> Any:
-        if "torch._dynamo" not in sys.modules:  # nothing is compiled; importing it takes a second
+        # importing torch._dynamo takes a second, and calling through it a few microseconds
+        if "torch._dynamo" not in sys.modules or not (
+            torch.compiler.is_compiling() or _compiles_frames()
+        ):
             return method(*args, **options)
         if not disabled:
             disabled.append(torch.compiler.disable(method))  # type: ignore[no-untyped-call]
         return disabled[0](*args, **options)
 
     return call  # type: ignore[return-value]
+
+
+def _compiles_frames() -> bool:
+    """Whether torch._dynamo would now compile the functions that are called."""
+    return torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
 
 
 def first_derivative(backward: Method) -> Method:

@@ -57,7 +57,7 @@ def log_sum(
         _at(query, F32, num_queries, weight.shape[1]),
         num_queries,
         _or_none(ids, I64, num_rows),
-        _or_none(target, I64, num_queries, -1),
+        _or_none(target, I64, num_queries, 0 if target is None else target.shape[1]),
         target.shape[1] if hits and target is not None else 0,
         torch.get_num_threads(),
         total.data_ptr(),
@@ -182,7 +182,7 @@ def gradients(
         _at(query, F32, num_queries, dim),
         num_queries,
         _at(ids, I64, num_rows),
-        _at(target, I64, num_queries, -1),
+        _at(target, I64, num_queries, target.shape[1]),
         target.shape[1],
         *_both(sums),
         _at(scale, F32, num_queries),
@@ -304,7 +304,7 @@ def _priority(
         size,
         _at(query, F32, num_queries, weight.shape[1]),
         num_queries,
-        _at(target, I64, num_queries, -1),
+        _at(target, I64, num_queries, target.shape[1]),
         target.shape[1],
         1 / temperature,
         width - width % 16,
@@ -615,28 +615,26 @@ def _two(state: list[Tensor]) -> list[int | None]:
 
 def _both(sums: Tensor) -> tuple[int, int]:
     """Addresses of the two rows of `sums` (2, B) float32."""
-    start = _at(sums, F32, 2, -1)
-    return start, start + 4 * sums.shape[1]
+    size = sums.shape[-1]
+    start = _at(sums, F32, 2, size)
+    return start, start + 4 * size
 
 
 def _table(weight: Tensor) -> tuple[int, bool, int]:
     """Address, whether it is bfloat16, and D of rows (N, D)."""
-    half = weight.dtype is torch.bfloat16
-    return _at(weight, torch.bfloat16 if half else F32, weight.shape[0], -1), half, weight.shape[1]
+    half, (num_rows, dim) = weight.dtype is torch.bfloat16, weight.shape
+    return _at(weight, torch.bfloat16 if half else F32, num_rows, dim), half, dim
 
 
 def _at(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
-    """The address of `tensor`, after a check that kernels can rely on; a size of -1 is any."""
-    found = tensor.shape
-    if found != shape and len(found) == len(shape):
-        found = tuple(-1 if want == -1 else size for size, want in zip(found, shape, strict=True))  # type: ignore[assignment]
-    if found != shape or tensor.dtype is not dtype or not tensor.is_contiguous():
-        raise UsageError(
-            f"a native kernel got {tensor.dtype} {tuple(tensor.shape)}, "
-            f"{'' if tensor.is_contiguous() else 'not '}contiguous; expected contiguous {dtype} "
-            f"{shape}."
-        )
-    return tensor.data_ptr()
+    """The address of `tensor`, after a check that kernels can rely on."""
+    if tensor.shape == shape and tensor.dtype is dtype and tensor.is_contiguous():
+        return tensor.data_ptr()
+    raise UsageError(
+        f"a native kernel got {tensor.dtype} {tuple(tensor.shape)}, "
+        f"{'' if tensor.is_contiguous() else 'not '}contiguous; expected contiguous {dtype} "
+        f"{shape}."
+    )
 
 
 def _or_none(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:

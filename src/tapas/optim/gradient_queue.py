@@ -81,6 +81,13 @@ class GradientQueue(nn.Module):
     _optimizer: "weakref.ref[RowOptimizer] | None"
     _hooked: "weakref.ref[nn.Parameter] | None"
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # all but the anchor are plain attributes, which a module sets ten times as slowly
+        if name == "anchor":
+            super().__setattr__(name, value)
+        else:
+            object.__setattr__(self, name, value)
+
     # A table may be most of the memory, so it must be freed with its last reference and not
     # when Python collects cycles: everything here refers to it weakly.
 

@@ -185,9 +185,12 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all rows."""
-        for queue in self._queues.values():
+        for anchor, queue in self._queues.items():
             queue.discard()
-        super().zero_grad(set_to_none)
+            if set_to_none:
+                anchor.grad = None
+            elif anchor.grad is not None:
+                anchor.grad.detach_().zero_()
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
