@@ -91,6 +91,8 @@ def surface(record: Record) -> str:
             )
     why = dict.fromkeys(cell["left_out"] for cell in found["cells"] if cell["left_out"])
     parts += [f"Left out: {words}." for words in why]
+    busy = max(cell["other_cores"] for cell in found["cells"])
+    parts.append(f"Other processes kept at most {rounded(busy)} cores busy meanwhile.")
     large = surface_grid.LARGE_ONE.medians(two)
     if large:
         words = ", ".join(f"{rounded(value)} × ({cell})" for cell, value in large.items())
