@@ -8,7 +8,8 @@ in this process, TensorFlow in one of its own with two threads (its environment 
 bench_peers.py; without it the column says why). One and two threads: targets are for two.
 
 Some 20 minutes. Finished cells are kept in a temporary file named by the commit: a run that was
-interrupted, or that `--minutes 3` ended early, continues where it was. `--quick` tries 8 cells.
+interrupted, or that `--minutes 3` ended early, continues where it was. `--dims 64 256` measures
+only these, for a run without them to continue. `--quick` tries 8 cells.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from measuring import OtherWork, arguments, quick, ratio, write_record
 from peers.environment import LeftOutError, installed
 from peers.processes import PAUSE_SECONDS, ContenderProcess, Entry
 from surface_grid import (
+    DIMS,
     FLOOR,
     ONE,
     PLAIN,
@@ -236,15 +238,21 @@ def print_cell(cell: Cell, found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these")
-    end = time.monotonic() + 60 * parser.parse_args(arguments()).minutes
+    parser.add_argument("--dims", type=int, nargs="+", choices=DIMS, help="only these; no record")
+    given = parser.parse_args(arguments())
+    end = time.monotonic() + 60 * given.minutes
     torch.sparse.check_sparse_tensor_invariants.disable()  # otherwise Adagrad prints a warning
     state = None if quick() else State(Path(tempfile.gettempdir()) / "tapas-surface")
-    cells = measure_all(grid(quick()), state, end)
+    cells = [cell for cell in grid(quick()) if cell.D in (given.dims or DIMS)]
+    results = {"cells": measure_all(cells, state, end)}
     torch.set_num_threads(THREADS[0])
-    results = {"cells": cells}
     for threads in THREADS[1:]:
         for target in verdicts(surface_of(results, threads)):
             print(f"with {threads} thread: {target}")
+    if given.dims and state:
+        print(*verdicts(surface_of(results, THREADS[0])), sep="\n")
+        print(f"no record of some dimensions only; their cells are in {state.file}")
+        return
     write_record(
         "surface",
         {"C": C, "seen": SEEN, "r": R, "learning_rate": LEARNING_RATE},
