@@ -19,13 +19,23 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from measuring import Target, arguments, quartiles, quick, ratio_target, rounded, write_record
+from measuring import (
+    OtherWork,
+    Target,
+    arguments,
+    quartiles,
+    quick,
+    ratio_target,
+    rounded,
+    write_record,
+)
 from peers.processes import PAUSE_SECONDS, ContenderPool, Entry
 
 THREADS, C = 2, 500_000
 ROUNDS, QUICK_ROUNDS = 8, 2
-BLOCK_SECONDS, FEWEST_STEPS, MOST_STEPS = 0.4, 5, 30  # of a turn, as long as it takes alone
+BLOCK_SECONDS, FEWEST_STEPS, MOST_STEPS = 0.4, 5, 60  # of a turn, as long as it takes alone
 WARMUP = 3
+TRIES, BUSY_CORES = 4, 0.2  # blocks are measured again if others kept more than this busy
 DEFAULT, COMMAND, PLAIN = "default", "command", "plain PyTorch"
 ALONE, BESIDE = "alone", "beside"
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # variables that decide it
@@ -100,15 +110,25 @@ def start(pool: ContenderPool, case: str, words: Sequence[str]) -> None:
         pool.start(name, entry, environment=environment, **settings)
 
 
-def blocks(pool: ContenderPool, steps: Mapping[str, int], first: int) -> dict[str, list[float]]:
-    """Seconds of each step of one block for each contender, `first` to begin with."""
+def blocks(
+    pool: ContenderPool, steps: Mapping[str, int], first: int, neighbour: Sequence[int] = ()
+) -> dict[str, list[float]]:
+    """Seconds of each step of one block for each contender, `first` to begin with.
+
+    All are measured again if processes other than contenders and `neighbour` (pids) were busy.
+    """
     names = list(steps)
-    found = {}
-    for name in names[first % len(names) :] + names[: first % len(names)]:
-        time.sleep(PAUSE_SECONDS)
-        pool.processes[name].each_step(1)
-        seconds = pool.processes[name].each_step(steps[name])
-        found[name] = [float(f"{each:.4g}") for each in seconds]
+    known = [process.process.pid for process in pool.processes.values()]
+    for _ in range(TRIES):
+        found = {}
+        others = OtherWork([*known, *neighbour])
+        for name in names[first % len(names) :] + names[: first % len(names)]:
+            time.sleep(PAUSE_SECONDS)
+            pool.processes[name].each_step(1)
+            seconds = pool.processes[name].each_step(steps[name])
+            found[name] = [float(f"{each:.4g}") for each in seconds]
+        if others.cores() <= BUSY_CORES:
+            break
     return found
 
 
@@ -125,8 +145,8 @@ def measure(case: str, words: Sequence[str]) -> Turns:
         for number in range(QUICK_ROUNDS if quick() else ROUNDS):
             for name, seconds in blocks(pool, steps, number).items():
                 turns[name][ALONE].append(seconds)
-            with busy_process():
-                for name, seconds in blocks(pool, steps, number).items():
+            with busy_process() as neighbour:
+                for name, seconds in blocks(pool, steps, number, [neighbour]).items():
                     turns[name][BESIDE].append(seconds)
     return turns
 
