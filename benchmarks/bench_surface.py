@@ -48,11 +48,11 @@ from surface_grid import (
 )
 from surface_steps import LEARNING_RATE, SEEN, Tables, Timed
 
-CELL_SECONDS = 2.0  # of timing for each cell, about
+CELL_SECONDS = 2.5  # of timing for each cell, about
 TURN_SECONDS = 0.004  # of a turn, at least: short steps are timed several at once
 MOST_STEPS = 12  # in a turn
 LONG_STEP_SECONDS = 0.02  # a step this long needs none before it to warm up the caches
-FEWEST, MOST = 5, 21  # turns
+FEWEST, MOST = 7, 21  # turns
 WARMUP = 2
 TRIES, BUSY_CORES = 4, 0.1  # a cell is measured again if others kept more than this busy
 TENSORFLOW_ENTRY = Entry(
