@@ -59,10 +59,10 @@ Turns = dict[str, dict[str, list[list[float]]]]  # contender, alone or beside, r
 def command_environment() -> dict[str, str]:
     """What the `tapas` command sets before torch is loaded."""
     try:
-        from tapas.environment import waiting_policy
+        from tapas.threads import waiting_variables
     except ModuleNotFoundError:
         return {"GOMP_SPINCOUNT": "1000"}
-    return waiting_policy({})
+    return waiting_variables({})
 
 
 def environments(words: Sequence[str]) -> dict[str, dict[str, str]]:
