@@ -33,7 +33,7 @@ from peers.processes import PAUSE_SECONDS, ContenderPool, Entry
 
 THREADS, C = 2, 500_000
 ROUNDS, QUICK_ROUNDS = 8, 2
-BLOCK_SECONDS, FEWEST_STEPS, MOST_STEPS = 0.4, 5, 60  # of a turn, as long as it takes alone
+BLOCK_SECONDS, FEWEST_STEPS, MOST_STEPS = 0.4, 5, 40  # of a turn, as long as it takes alone
 WARMUP = 3
 TRIES, BUSY_CORES = 4, 0.2  # blocks are measured again if others kept more than this busy
 DEFAULT, COMMAND, PLAIN = "default", "command", "plain PyTorch"
