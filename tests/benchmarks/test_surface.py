@@ -126,10 +126,10 @@ def test_short_steps_are_repeated_in_a_turn_after_one_that_does_not_count(bench)
     def contender(name, seconds):
         return lambda count: calls.append((name, count)) or [seconds] * count
 
-    short, long = contender("short", 0.001), contender("long", 0.15)
+    short, long = contender("short", 0.001), contender("long", 0.25)
     found = bench.take_turns({"short": short, "long": long})
-    turns = int(bench.CELL_SECONDS / (5 * 0.001 + 0.15))
-    assert found == {"short": [0.001] * turns, "long": [0.15] * turns}
+    turns = int(bench.CELL_SECONDS / (5 * 0.001 + 0.25))
+    assert found == {"short": [0.001] * turns, "long": [0.25] * turns}
     first = [("short", 2), ("long", 2)]  # to warm up and to decide
     assert calls[:6] == [*first, ("long", 0), ("long", 1), ("short", 1), ("short", 4)]
 
