@@ -7,7 +7,7 @@ B + n rows and the three matrix products. Contenders take turns on the same batc
 in this process, TensorFlow in one of its own with two threads (its environment is that of
 bench_peers.py; without it the column says why). One and two threads: targets are for two.
 
-Some 20 minutes. Finished cells are kept in a temporary file named by the commit: a run that was
+Some 12 minutes. Finished cells are kept in a temporary file named by the commit: a run that was
 interrupted, or that `--minutes 3` ended early, continues where it was. `--dims 64 256` measures
 only these, for a run without them to continue. `--quick` tries 8 cells.
 """
