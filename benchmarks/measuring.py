@@ -7,6 +7,7 @@ repeats, the commit and the versions, so that every number can be checked, and i
 
 import ctypes
 import json
+import os
 import platform
 import re
 import statistics
@@ -187,6 +188,29 @@ def peak_bytes(call: Callable[[], object]) -> int:
     before = resident_bytes()
     call()
     return _kilobytes("/proc/self/status", "VmHWM") - before
+
+
+class OtherWork:
+    """How many cores processes other than this one and `pids` have kept busy since (Linux)."""
+
+    def __init__(self, pids: Sequence[int] = ()):
+        self.files = [Path(f"/proc/{pid}/stat") for pid in (os.getpid(), *pids)]
+        self.start, self.seconds = time.monotonic(), self._cpu_seconds()
+
+    def cores(self) -> float:
+        elapsed = time.monotonic() - self.start
+        return max(0.0, self._cpu_seconds() - self.seconds) / elapsed
+
+    def _cpu_seconds(self) -> float:
+        """CPU time of the machine, stolen time included, without that of the known processes."""
+        user, nice, system, _idle, _wait, *interrupts = map(
+            int, Path("/proc/stat").read_text().split()[1:9]
+        )
+        ticks = user + nice + system + sum(interrupts)
+        for file in self.files:
+            fields = file.read_text().rpartition(")")[2].split()  # names may contain spaces
+            ticks -= int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _kilobytes(file: str, field: str) -> int:

@@ -13,6 +13,7 @@ import sections
 from growth_figures import draw_growth
 from measuring import RECORDS, Target, two_digits
 from sections import Record, duration, table
+from surface_figure import draw_surface
 
 FOLDER = Path(__file__).parent
 
@@ -34,6 +35,16 @@ THEMES = {
         "bench_peers.py",
         "How does a step of our head compare with what people use today?",
         sections.peers,
+    ),
+    "surface": Theme(
+        "bench_surface.py",
+        "How fast is a head step at every size, against plain PyTorch, TensorFlow and the floor?",
+        sections.surface,
+    ),
+    "neighbour": Theme(
+        "bench_neighbour.py",
+        "What does a busy process on the same machine cost?",
+        sections.neighbour,
     ),
     "optimizers": Theme(
         "bench_optimizers.py",
@@ -261,10 +272,11 @@ def far_beyond(record: Record) -> str:
 def write_page(records_folder: Path, folder: Path) -> None:
     """`folder`/README.md and `folder`/figures/."""
     records = newest_records(records_folder)
-    if "growth" in records:
-        (folder / "figures").mkdir(exist_ok=True)
-        for name, png in draw_growth(records["growth"]).items():
-            (folder / "figures" / name).write_bytes(png)
+    for theme, draw in {"growth": draw_growth, "surface": draw_surface}.items():
+        if theme in records:
+            (folder / "figures").mkdir(exist_ok=True)
+            for name, png in draw(records[theme]).items():
+                (folder / "figures" / name).write_bytes(png)
     text = TEMPLATE.format(
         targets=targets_table(records),
         missing=missing(records),

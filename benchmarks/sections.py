@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import surface_grid
 from measuring import quartiles, ratio, ratio_quartiles, rounded
 
 Record = dict[str, Any]
@@ -62,6 +63,84 @@ def in_common(a: dict[str, float], b: dict[str, float]) -> tuple[list[float], li
     """Seconds of both in the rounds in which both had a turn."""
     common = [number for number in a if number in b]
     return [a[number] for number in common], [b[number] for number in common]
+
+
+def surface(record: Record) -> str:
+    """Readings of both numbers of threads, figures, large logits, and all cells."""
+    found = record["results"]
+    two, one = (surface_grid.surface_of(found, threads) for threads in surface_grid.THREADS)
+    parts = [
+        "![Ratios of step times at every size, two threads](figures/surface-two-threads.png)",
+        table(
+            ("with one thread", "target with two", "reading with one"),
+            (
+                (target.measure, target.wanted, target.found)
+                for target in surface_grid.verdicts(one)
+            ),
+        ),
+    ]
+    if one:
+        words = "![The same with one thread](figures/surface-one-thread.png)"
+        parts.append(f"<details><summary>one thread</summary>\n\n{words}\n\n</details>")
+    for ratio_of in (surface_grid.TENSORFLOW_ONE, surface_grid.TENSORFLOW_TWO):
+        values = ratio_of.medians(two).values()
+        if values:
+            parts.append(
+                f"{ratio_of}: {rounded(min(values))} to {rounded(max(values))} ×, median "
+                f"{rounded(statistics.median(values))} ×."
+            )
+    why = dict.fromkeys(cell["left_out"] for cell in found["cells"] if cell["left_out"])
+    parts += [f"Left out: {words}." for words in why]
+    busy = max(cell["other_cores"] for cell in found["cells"])
+    parts.append(f"Other processes kept at most {rounded(busy)} cores busy meanwhile.")
+    large = surface_grid.LARGE_ONE.medians(two)
+    if large:
+        words = ", ".join(f"{rounded(value)} × ({cell})" for cell, value in large.items())
+        parts.append(f"Logits with a standard deviation of 17 instead of 0.6, r=1: {words}.")
+    for cells in (two, one):
+        parts.append(_cells(cells))
+    return "\n\n".join(parts)
+
+
+def _cells(surface: surface_grid.Surface) -> str:
+    """All times of one number of threads, folded."""
+    names = list(dict.fromkeys(name for seconds in surface.values() for name in seconds))
+    lines = [
+        (
+            *(f"{size:,}" for size in cell[1:]),
+            *(timing(seconds[name]) if name in seconds else "" for name in names),
+        )
+        for cell, seconds in surface.items()
+    ]
+    threads = ", ".join(sorted({str(cell.threads) for cell in surface}))
+    words = f"all steps, threads: {threads}"
+    body = table(("B", "D", "n", *names), lines)
+    return f"<details><summary>{words}</summary>\n\n{body}\n\n</details>"
+
+
+def neighbour(record: Record) -> str:
+    parts = []
+    for case, turns in record["results"]["cases"].items():
+        lines = []
+        for name, found in turns.items():
+            alone, beside = ([s for steps in found[k] for s in steps] for k in ("alone", "beside"))
+            lines.append(
+                (
+                    name,
+                    *(
+                        f"{timing(steps)}, p90 {duration(statistics.quantiles(steps, n=10)[-1])}"
+                        for steps in (alone, beside)
+                    ),
+                    f"{rounded(statistics.median(beside) / statistics.median(alone))} ×",
+                )
+            )
+        head = ("contender", "alone", "beside a busy process", "beside / alone")
+        parts.append(f"{case}\n\n{table(head, lines)}")
+    words = [
+        f"{name}: {', '.join(f'`{k}={v}`' for k, v in variables.items()) or 'nothing set'}"
+        for name, variables in record["settings"]["environments"].items()
+    ]
+    return "\n\n".join([f"Environments: {'; '.join(words)}.", *parts])
 
 
 def sharded(record: Record) -> str:

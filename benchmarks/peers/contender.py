@@ -55,6 +55,10 @@ class Contender(ABC):
     def step(self, number: int) -> float:
         """Compute loss and gradients of batch `number` and update the rows; returns the loss."""
 
+    def change(self, **sizes: int) -> None:
+        """Prepare steps of other sizes on the same table, where a benchmark asks for it."""
+        raise NotImplementedError(f"{type(self).__name__} has one size.")
+
     @abstractmethod
     def query_grad(self) -> Floats:
         """(B, D) gradient of the last step's queries."""

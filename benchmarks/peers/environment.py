@@ -28,12 +28,18 @@ def peer_python() -> Path:
     return PYTHON
 
 
+def installed() -> bool:
+    """Whether the environment is there and up to date."""
+    ready = FOLDER / ".ready"
+    return ready.exists() and ready.read_text() == REQUIREMENTS.read_text()
+
+
 @cache  # one attempt for all contenders
 def install() -> str:
     """Create the environment if it is missing or outdated; returns an error message, if any."""
-    ready, wanted = FOLDER / ".ready", REQUIREMENTS.read_text()
-    if ready.exists() and ready.read_text() == wanted:
+    if installed():
         return ""
+    wanted = REQUIREMENTS.read_text()
     print(f"installing {', '.join(wanted.split())} into {FOLDER.name}, once", file=sys.stderr)
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--requirement", str(REQUIREMENTS)]
     for command in ([sys.executable, "-m", "venv", str(FOLDER)], pip):
@@ -41,5 +47,5 @@ def install() -> str:
         if done.returncode:
             return last_line(done.stderr + done.stdout)
     (FOLDER / ".gitignore").write_text("*\n")
-    ready.write_text(wanted)
+    (FOLDER / ".ready").write_text(wanted)
     return ""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,8 @@ class Entry:
 class ContenderProcess:
     """The process of one contender, as the parent sees it."""
 
-    def __init__(self, entry: Entry, **settings: Any):
+    def __init__(self, entry: Entry, *, environment: Mapping[str, str] = {}, **settings: Any):
+        """`environment` is added to ours."""
         self.entry = entry
         python = sys.executable if entry.framework == "torch" else str(peer_python())
         settings |= {"framework": entry.framework, "module": entry.module}
@@ -54,7 +55,7 @@ class ContenderProcess:
         self.process = subprocess.Popen(
             [python, "-m", "peers.worker", json.dumps(settings)],
             cwd=Path(__file__).parents[1],
-            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"} | dict(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -74,12 +75,24 @@ class ContenderProcess:
             raise LeftOutError(f"ended with code {code}: {last_line(self.errors.read())}")
         return json.loads(line)
 
-    def steps(self, count: int) -> float:
-        """Seconds of `count` steps."""
+    def tell(self, command: object) -> Any:
+        """The answer to one command of `peers.worker`."""
         with suppress(BrokenPipeError):  # `answer` raises with the reason
-            self.process.stdin.write(f"{count}\n")
+            self.process.stdin.write(json.dumps(command) + "\n")
             self.process.stdin.flush()
         return self.answer()
+
+    def each_step(self, count: int) -> list[float]:
+        """Seconds of each of `count` steps."""
+        return self.tell(count)
+
+    def steps(self, count: int) -> float:
+        """Seconds of `count` steps."""
+        return sum(self.each_step(count))
+
+    def change(self, **sizes: int) -> None:
+        """Steps of other sizes from now on, on the same table."""
+        self.tell(sizes)
 
     def turn(self) -> float:
         """Seconds of one step."""

@@ -5,6 +5,7 @@ takes the square root of the complete accumulator to do so. `tf.compat.v1.train.
 reads and writes only the drawn rows.
 """
 
+import dataclasses
 import math
 
 import keras
@@ -22,14 +23,19 @@ class SampledTensorFlow(Contender):
         shape, bound = (sizes.num_classes, sizes.dim), 1 / math.sqrt(sizes.dim)
         self.weight = tf.Variable(tf.random.uniform(shape, -bound, bound))
         self.bias = tf.Variable(tf.zeros(sizes.num_classes))
+        if optimizer == "sparse":
+            self.adagrad = tf.compat.v1.train.AdagradOptimizer(LEARNING_RATE, START)
+        else:
+            self.adagrad = keras.optimizers.Adagrad(LEARNING_RATE, START)
+        self.sizes = sizes
+        self.change(batch=sizes.batch, num_samples=num_samples)
+
+    def change(self, *, batch: int, num_samples: int) -> None:
         self.batches = [
             (tf.constant(query), tf.constant(target[:, None]))
-            for query, target in make_batches(sizes)
+            for query, target in make_batches(dataclasses.replace(self.sizes, batch=batch))
         ]
-        if optimizer == "sparse":
-            adagrad = tf.compat.v1.train.AdagradOptimizer(LEARNING_RATE, START)
-        else:
-            adagrad = keras.optimizers.Adagrad(LEARNING_RATE, START)
+        num_classes = self.sizes.num_classes
 
         @tf.function
         def update(query: tf.Tensor, target: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -37,11 +43,11 @@ class SampledTensorFlow(Contender):
                 tape.watch(query)
                 loss = tf.reduce_mean(
                     tf.nn.sampled_softmax_loss(
-                        self.weight, self.bias, target, query, num_samples, sizes.num_classes
+                        self.weight, self.bias, target, query, num_samples, num_classes
                     )
                 )
             slope, *rows = tape.gradient(loss, [query, self.weight, self.bias])
-            adagrad.apply_gradients(zip(rows, [self.weight, self.bias], strict=True))
+            self.adagrad.apply_gradients(zip(rows, [self.weight, self.bias], strict=True))
             return loss, slope  # returned, or it would not be computed
 
         # traced here, because the optimizer makes its row state during tracing

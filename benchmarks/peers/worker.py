@@ -1,11 +1,13 @@
 """The program of a contender's process: runs steps on command.
 
-It first prints one JSON line that describes the contender. Each line that it reads is a number of
-steps to run; it answers with their seconds, until its input is closed.
+It first prints one JSON line that describes the contender. Each line that it reads is JSON: a
+number of steps to run, which it answers with the seconds of each, or an object with sizes to
+change to (`Contender.change`), which it answers when it is ready; until its input is closed.
 """
 
 import ctypes
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -43,13 +45,14 @@ class Clock:
     def __init__(self, contender: Contender):
         self.contender, self.number = contender, 0
 
-    def steps(self, count: int) -> float:
-        """Seconds of `count` steps."""
-        start = time.perf_counter()
+    def steps(self, count: int) -> list[float]:
+        """Seconds of each of `count` steps."""
+        clock = [time.perf_counter()]
         for _ in range(count):
             self.contender.step(self.number)
             self.number += 1
-        return time.perf_counter() - start
+            clock.append(time.perf_counter())
+        return [end - start for start, end in itertools.pairwise(clock)]
 
 
 def main() -> None:
@@ -63,7 +66,8 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     set_up(settings["framework"], settings["threads"])
     make = getattr(importlib.import_module(f"peers.{settings['module']}"), settings["kind"])
-    check(make, settings["options"])
+    if settings.get("check", True):
+        check(make, settings["options"])
     if settings["check_only"]:
         reply({})
         return
@@ -72,7 +76,8 @@ def main() -> None:
     give_back_memory()
     reply({"versions": contender.versions, "state_bytes": contender.state_bytes()})
     for line in sys.stdin:
-        reply(clock.steps(int(line)))
+        command = json.loads(line)
+        reply(contender.change(**command) if isinstance(command, dict) else clock.steps(command))
 
 
 if __name__ == "__main__":
