@@ -342,16 +342,21 @@ def ingest(record: Record) -> str:
 
 
 def train_step(record: Record) -> str:
-    rows = record["results"]["seconds"]
-    total = statistics.median(sum(row) for row in rows)
-    columns = zip(record["results"]["parts"], zip(*rows, strict=True), strict=True)
-    return table(
-        ("part", "time", "share of a step"),
-        [
-            (name, timing(values), f"{100 * statistics.median(values) / total:.1f} %")
-            for name, values in columns
-        ],
-    )
+    results, parts = record["results"], []
+    for kind, ways in results["encoders"].items():
+        totals = {way: [sum(row) for row in one["seconds"]] for way, one in ways.items()}
+        rows = []
+        for way, one in ways.items():
+            rate = one["events_of_a_step"] / statistics.median(totals[way])
+            rows.append((f"**{kind}, {way}**", timing(totals[way]), f"{rounded(rate)} events/s"))
+            total = statistics.median(totals[way])
+            columns = zip(results["parts"], zip(*one["seconds"], strict=True), strict=True)
+            rows += [
+                (name, timing(values), f"{100 * statistics.median(values) / total:.1f} %")
+                for name, values in columns
+            ]
+        parts.append(table(("part", "time", "share of a step"), rows))
+    return "\n\n".join(parts)
 
 
 def partition_bias(record: Record) -> str:

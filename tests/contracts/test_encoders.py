@@ -4,7 +4,15 @@ import pytest
 import torch
 from error_text import raises_text
 
-from tapas.encoders import ENCODERS, GRUEncoder, MeanEncoder, TransformerEncoder, last_state
+from tapas.encoders import (
+    ENCODERS,
+    Encoder,
+    GRUEncoder,
+    MeanEncoder,
+    Places,
+    TransformerEncoder,
+    last_state,
+)
 from tapas.rng import stream
 
 B, T, D = 5, 7, 6
@@ -35,6 +43,30 @@ def test_there_is_one_query_for_every_position_and_a_shorter_batch_gives_the_sam
     x, lengths = sequences()
     assert encoder(x, lengths).shape == (B, T, D)
     torch.testing.assert_close(encoder(x[:2, :4], lengths[:2]), encoder(x, lengths)[:2, :4])
+
+
+@pytest.mark.parametrize("share", [0.15, 1.0], ids=["few", "all"])
+@pytest.mark.parametrize(("num_sequences", "longest"), [(13, T), (7, T - 2), (1, 1)])
+def test_queries_without_padding_are_those_of_forward_with_gradients_and_dropout(
+    build, num_sequences, longest, share
+):
+    draws = stream(3, "lengths")
+    lengths = torch.randint(1, longest + 1, (num_sequences,), generator=draws)
+    places = Places.of(lengths, T)
+    predicts = torch.rand(len(places.index), generator=draws) < share
+    predicts[-1] = True
+    query_index = places.index[predicts]
+    vectors = torch.randn(len(places.index), D, generator=draws, dtype=torch.float64)
+    pull = torch.randn(len(query_index), D, generator=draws, dtype=torch.float64)
+    found = []
+    layers = {} if build is MeanEncoder else {"num_layers": 2}
+    for way in (build.queries, Encoder.queries):
+        encoder, rows = build(D, dropout=0.3, **layers).double(), vectors.clone().requires_grad_()
+        query = way(encoder, rows, places, query_index, generator=stream(5, "dropout"))
+        (query * pull).sum().backward()
+        found.append([query, rows.grad, *(p.grad for p in encoder.parameters())])
+    for ours, slow in zip(*found, strict=True):
+        torch.testing.assert_close(ours, slow)
 
 
 def test_initial_weights_depend_only_on_the_seed(build):

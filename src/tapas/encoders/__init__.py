@@ -1,6 +1,6 @@
 """Sequence encoders: from item vectors to a query at every position."""
 
-from tapas.encoders.base import Encoder, last_state
+from tapas.encoders.base import Encoder, Places, last_state
 from tapas.encoders.build import ENCODERS, build_encoder, num_parameters
 from tapas.encoders.gru import GRUEncoder
 from tapas.encoders.mean import MeanEncoder
@@ -11,6 +11,7 @@ __all__ = [
     "Encoder",
     "GRUEncoder",
     "MeanEncoder",
+    "Places",
     "TransformerEncoder",
     "build_encoder",
     "last_state",

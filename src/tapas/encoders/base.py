@@ -2,12 +2,50 @@
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from tapas.errors import UsageError
 from tapas.rng import stream
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the N events of B sequences are in a matrix (B, T) that is padded at the end."""
+
+    lengths: Tensor  # (B,) events of each sequence, which sum to N
+    width: int  # T
+    index: Tensor  # (N,) ascending: index of each event in the flattened (B*T,) matrix
+
+    @classmethod
+    def of(cls, lengths: Tensor, width: int) -> Self:
+        """The places of sequences of `lengths` (B,) in a matrix of `width` T.
+
+        >>> Places.of(torch.tensor([2, 1]), 3).index
+        tensor([0, 1, 3])
+        """
+        real = torch.arange(width, device=lengths.device) < lengths[:, None]
+        return cls(lengths, width, real.view(-1).nonzero()[:, 0])
+
+    @property
+    def size(self) -> int:
+        """B*T, the size of the flattened matrix."""
+        return len(self.lengths) * self.width
+
+    def pad(self, rows: Tensor) -> Tensor:
+        """`rows` (N, D) of the events as (B, T, D), with 0 for padding."""
+        if len(rows) < self.size:
+            rows = rows.new_zeros(self.size, rows.shape[1]).index_copy(0, self.index, rows)
+        return rows.view(len(self.lengths), self.width, rows.shape[1])
+
+    def find(self, query_index: Tensor) -> Tensor:
+        """Which of the N events are at `query_index` (Q,) of the flattened matrix, (Q,)."""
+        if len(self.index) == self.size:
+            return query_index
+        return torch.searchsorted(self.index, query_index)
 
 
 class Encoder(nn.Module, ABC):
@@ -26,6 +64,24 @@ class Encoder(nn.Module, ABC):
         self, x: Tensor, lengths: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Return the query at every position, (B, T, D)."""
+
+    def queries(
+        self,
+        rows: Tensor,
+        places: Places,
+        query_index: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The queries (Q, D) that `forward` gives at `query_index`, for training.
+
+        `rows` (N, D) are the vectors of the events at `places`, and `query_index` (Q,) is
+        ascending, in the flattened (B*T,) matrix of places. Encoders override this where they
+        can leave out padding, or positions that do not predict; up to rounding, queries,
+        gradients and dropout are the same.
+        """
+        states: Tensor = self(places.pad(rows), places.lengths, generator=generator)
+        return states.flatten(0, 1).index_select(0, query_index)
 
 
 def last_state(states: Tensor, lengths: Tensor) -> Tensor:
@@ -53,6 +109,36 @@ def drop(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
         return x
     kept = torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu") >= rate
     return x * kept.to(x.device, x.dtype).div_(1 - rate)
+
+
+def drop_at(
+    x: Tensor, index: Tensor, rate: float, generator: torch.Generator | None, places: Places
+) -> Tensor:
+    """What `drop` of a whole matrix (B, T, D) does to its rows `x` (M, D) at `index` (M,)."""
+    if not rate or generator is None:
+        return x
+    shape = (places.size, x.shape[1])
+    kept = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") >= rate
+    return x * kept.index_select(0, index).to(x.device, x.dtype).div_(1 - rate)
+
+
+def reorder(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """`rows[order]` for a permutation `order` (N,) and its `inverse` (N,)."""
+    found: Tensor = _Reorder.apply(rows, order, inverse)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Reorder(torch.autograd.Function):
+    """Without the zeros and sums that the gradient of index_select needs for repeated rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.order, ctx.inverse = order, inverse
+        return rows.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        return reorder(grads[0], ctx.inverse, ctx.order), None, None
 
 
 def check_dropout(rate: float) -> float:

@@ -3,7 +3,16 @@
 import torch
 from torch import Tensor, nn
 
-from tapas.encoders.base import Encoder, check_dropout, drop, init_weights
+from tapas.encoders.base import (
+    Encoder,
+    Places,
+    check_dropout,
+    drop,
+    drop_at,
+    init_weights,
+    reorder,
+)
+from tapas.encoders.recurrence import TimeOrder, gru_layer
 from tapas.shapes import check_positive
 
 
@@ -36,4 +45,23 @@ class GRUEncoder(Encoder):
         # padding comes after the sequence and cannot affect a causal network
         states, _ = self.gru(drop(x, self.dropout, generator))
         out: Tensor = self.out(drop(states, self.dropout, generator))
+        return out
+
+    def queries(
+        self,
+        rows: Tensor,
+        places: Places,
+        query_index: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        if not rows.is_cpu or torch.is_autocast_enabled("cpu"):
+            return super().queries(rows, places, query_index, generator=generator)
+        times = TimeOrder.of(places)
+        rows = drop_at(rows, places.index, self.dropout, generator, places)
+        states = reorder(rows, times.order, times.inverse)
+        for layer in range(self.gru.num_layers):
+            states = gru_layer(states, self.gru, layer, times)
+        chosen = states.index_select(0, times.inverse[places.find(query_index)])
+        out: Tensor = self.out(drop_at(chosen, query_index, self.dropout, generator, places))
         return out

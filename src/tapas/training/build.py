@@ -356,8 +356,10 @@ def build_optimizer(
     config: OptimizerConfig, learned: Mapping[str, nn.Parameter]
 ) -> torch.optim.Optimizer:
     parameters = list(learned.values())
-    if config.encoder == "adagrad":
-        return torch.optim.Adagrad(
-            parameters, lr=config.encoder_lr, weight_decay=config.weight_decay
-        )
-    return torch.optim.AdamW(parameters, lr=config.encoder_lr, weight_decay=config.weight_decay)
+    kind = torch.optim.Adagrad if config.encoder == "adagrad" else torch.optim.AdamW
+    return kind(
+        parameters,
+        lr=config.encoder_lr,
+        weight_decay=config.weight_decay,
+        fused=all(p.is_cpu for p in parameters) or None,  # one call instead of ten for each
+    )

