@@ -122,9 +122,7 @@ def test_the_mean_share_equals_numpy(size, temperature, threads, monkeypatch):
     want = np.where(left[:, None], softmax(np.where(left[:, None], logit, 0)), 0).mean(axis=0)
     for scratch in (0, 1 << 22):  # in blocks of 64 queries, and of 512
         monkeypatch.setattr("tapas.native.kernels.SCRATCH", scratch)
-        got = mean_share(
-            table, positions, offset, query, ids, target, temperature=temperature
-        )
+        got = mean_share(table, positions, offset, query, ids, target, temperature=temperature)
         np.testing.assert_allclose(got.numpy(), want, rtol=3e-5, atol=1e-9)
 
 

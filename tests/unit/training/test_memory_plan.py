@@ -209,7 +209,7 @@ def test_all_processes_of_a_run_with_servers_must_fit_on_the_machine(monkeypatch
     free = [needed, needed - 1, 20 * GB, GB]
     monkeypatch.setattr(planning, "available_memory", lambda ranks_per_host: free.pop(0))
     check_machine_fits(workload, 3, 2)
-    with pytest.raises(UsageError, match=" need 22.1 GB on this machine, but only 22.1 GB are free"):
+    with pytest.raises(UsageError, match=r" need 22\.1 GB on this machine, but only 22\.1 GB"):
         check_machine_fits(workload, 3, 2)
     with pytest.raises(UsageError) as error:
         check_machine_fits(workload, 3, 2)
