@@ -2,6 +2,7 @@
 # make test    set up and run everything CI runs
 # make check   the quick part: style, types, tests that take no time
 # make fuzz    attack every reader for an hour, or FUZZ_MINUTES; goes on where it was stopped
+# make sanitize   tests of the native kernels, compiled with checks of addresses and of arithmetic
 # make bench   measure, every question is one file in benchmarks/, and write its page: half an hour
 # make figures run what is missing of the paper's synthetic experiments, draw all, judge every claim
 # make evidence DATA=folder   the same for the experiments on real data (docs/evidence.md): hours
@@ -16,7 +17,7 @@ STUDIES := figure-1 figure-2 pool-size temperature figure-1-priority figure-2-pr
 
 FUZZ_MINUTES := 60
 
-.PHONY: demo test check lint fuzz bench figures evidence clean
+.PHONY: demo test check lint fuzz sanitize bench figures evidence clean
 
 demo: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,demo]" \
@@ -41,6 +42,21 @@ fuzz: $(READY)
 	while [ $$(date +%s) -lt $$end ]; do \
 	  nice $(BIN)/python -m pytest tests/fuzz --hypothesis-profile=fuzz || exit 1; \
 	done
+
+SANITIZED := build/sanitized
+sanitize: $(READY)
+	rm -rf $(SANITIZED)
+	mkdir -p build
+	cp -r src $(SANITIZED)
+	rm -f $(SANITIZED)/tapas/native/_kernels*
+	g++ -O3 -g -std=c++17 -ffp-contract=fast -fopenmp -fPIC -shared -fsanitize=address,undefined \
+	  -fno-sanitize-recover=undefined -D_GLIBCXX_ASSERTIONS src/tapas/native/kernels.cpp \
+	  -o $(SANITIZED)/tapas/native/_kernels$$($(BIN)/python -c \
+	  "from importlib.machinery import EXTENSION_SUFFIXES as s; print(s[0])")
+	PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  $(BIN)/python -m pytest -p no:cacheprovider tests/unit/native tests/contracts/test_selection.py \
+	  tests/unit/tables/test_gradients.py --deselect tests/unit/native/test_library.py
 
 bench: $(READY)
 	@start=$$(date +%s); failed=; \
