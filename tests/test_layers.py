@@ -14,10 +14,12 @@ PACKAGE = Path(tapas.__file__).parent
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 LAYERS = [
     {
+        "cgroups",
         "errors",
         "phrases",
         "shapes",
         "signals",
+        "threads",
         "rng",
         "candidates",
         "schedule",

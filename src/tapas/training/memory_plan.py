@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tapas.cgroups import groups_with
 from tapas.distributed.collectives import HEADER
 from tapas.errors import UsageError, choice
 from tapas.optim import SGD, Adagrad, LazyAdam, RowUpdate, RowwiseAdagrad
@@ -39,25 +40,15 @@ def _free_on_host(root: Path) -> int:
 
 def _free_in_groups(root: Path) -> Iterator[int]:
     """Free bytes of each cgroup with a limit that contains this process."""
-    listed = root / "proc/self/cgroup"
-    for line in listed.read_text().splitlines() if listed.exists() else ():
-        _, kinds, path = line.split(":", 2)
-        if kinds == "":
-            base, names = "", ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in kinds.split(","):
-            base = "memory"
+    for folder, is_first in groups_with("memory", root):
+        if is_first:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
-            continue
-        top = root / "sys/fs/cgroup" / base
-        inside = top / path.strip("/")
-        for folder in (inside, *inside.parents):
-            limit, used = (_numbers(folder / name).get("") for name in names[:2])
-            if limit is not None and used is not None:  # else no limit, or not visible here
-                # inactive file pages are reclaimed first
-                yield limit - used + _numbers(folder / "memory.stat").get(names[2], 0)
-            if folder == top:
-                break
+            names = ("memory.max", "memory.current", "inactive_file")
+        limit, used = (_numbers(folder / name).get("") for name in names[:2])
+        if limit is not None and used is not None:  # else no limit, or not visible here
+            # inactive file pages are reclaimed first
+            yield limit - used + _numbers(folder / "memory.stat").get(names[2], 0)
 
 
 def _numbers(file: Path) -> dict[str, int]:
