@@ -16,6 +16,7 @@ LAYERS = [
     {
         "cgroups",
         "errors",
+        "forks",
         "phrases",
         "shapes",
         "signals",

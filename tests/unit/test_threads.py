@@ -1,6 +1,7 @@
-"""Threads: how many this process may use, and how they wait."""
+"""Threads: how many this process may use, how they wait, and what a fork leaves of them."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -155,6 +156,27 @@ def losses(num_threads: int) -> list[float]:
         loss.backward()
         found.append(loss.item())
     return found
+
+
+def answer(pipe) -> None:
+    pipe.send((losses(2), torch.ones(700, 700).mm(torch.ones(700, 700)).max().item()))
+    pipe.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # multi-threaded, Python 3.12
+def test_a_fork_after_threads_have_worked_computes_the_same():
+    """The child has none of the threads, for which torch and our kernels would wait for ever."""
+    here = losses(2)
+    mine, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=answer, args=(theirs,))
+    child.start()
+    try:
+        assert mine.poll(60), "the child hangs"
+        assert mine.recv() == (here, 700.0)
+    finally:
+        child.kill()
+        child.join()
+    assert losses(2) == here
 
 
 @pytest.mark.parametrize("number", [0, -1])
