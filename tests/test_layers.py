@@ -17,6 +17,7 @@ LAYERS = [
         "cgroups",
         "errors",
         "forks",
+        "peak_memory",
         "phrases",
         "shapes",
         "signals",

@@ -67,7 +67,9 @@ OPTIMIZERS: dict[str, RowUpdate] = {
     "lazy-adam": LazyAdam.fused(),
     "sgd": SGD.fused(),
 }
-PROCESS_BYTES = 350_000_000  # allowance for Python, torch and fragmentation
+# Python, and what training imports of torch, polars and tensorboard; see benchmarks/bench_memory.py
+PROCESS_BYTES = 400_000_000
+LOG_BYTES = 24  # per event: items and times as files in memory, and where training may predict
 POOL_BYTES = 200  # per class of the pool: draws, ids, indices, counts, noise, scores
 HEAD_BYTES = 32  # per class above the proposal's floor: id, log q and alias bucket
 BUILD_BYTES = 112  # the same at the peak of building the proposal
@@ -95,6 +97,7 @@ class Workload:
     input_ids: int | None = None  # distinct items the encoder reads in a step; None: one per query
     head_classes: int | None = None  # classes above the proposal's floor; None: all classes
     encoder_parameters: int = 0
+    events: int = 0  # of the log, which every rank reads
 
     def __post_init__(self) -> None:
         for name in ("num_classes", "dim", "num_samples", "presample_factor", "batch", "targets"):
@@ -112,7 +115,7 @@ class Workload:
             )
         choice("dtype", self.dtype, ROW_BYTES)
         choice("optimizer", self.optimizer, OPTIMIZERS)
-        for name in ("input_ids", "head_classes", "encoder_parameters"):
+        for name in ("input_ids", "head_classes", "encoder_parameters", "events"):
             if (getattr(self, name) or 0) < 0:
                 raise UsageError(f"{name} must be at least 0, got {getattr(self, name):,}.")
 
@@ -183,6 +186,7 @@ def _memory(w: Workload) -> dict[str, int]:
     by_class = EVERY_CLASS_BYTES * w.num_classes if w.num_classes <= 4 * w.head else 0
     found = {
         "process": PROCESS_BYTES,
+        "log": LOG_BYTES * w.events,
         "rows": num_rows * w.dim * size,
         "biases": num_rows * size,
         "row state": row_state + bias_state,
@@ -197,10 +201,11 @@ def _memory(w: Workload) -> dict[str, int]:
         "kept scores": 4 * examples * kept_here,
     }
     # before the first step: the proposal is built, then the rows from all biases
-    steady, proposal = sum(found.values()), PROCESS_BYTES + BUILD_BYTES * w.head
+    steady = sum(found.values())
+    proposal = PROCESS_BYTES + found["log"] + BUILD_BYTES * w.head
     start = 4 * w.num_classes if w.ranks > 1 or w.dtype == "bfloat16" else 0
     rows = start + sum(
-        found[name] for name in ("process", "rows", "biases", "row state", "proposal")
+        found[name] for name in ("process", "log", "rows", "biases", "row state", "proposal")
     )
     found["building the rows"] = max(0, rows - steady)
     found["building the proposal"] = max(0, proposal - max(rows, steady))
@@ -288,6 +293,12 @@ def traffic_designs(workload: Workload) -> dict[str, int]:
         "algorithm 2": w.ranks * w.batch * 4 * w.dim + 2 * touched,
         "no rows (ours)": w.ranks * sum(ours.values()),
     }
+
+
+def describe_memory(planned: MemoryPlan, peak_bytes: int | None) -> str:
+    """What was planned, and the peak where the system tells it."""
+    words = f"{in_units(planned.memory_bytes)} planned"
+    return f"Memory: {words if peak_bytes is None else f'{in_units(peak_bytes)} at most, {words}'}."
 
 
 def check_fits(planned: MemoryPlan, available_bytes: int | None = None) -> None:

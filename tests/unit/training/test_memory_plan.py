@@ -21,6 +21,7 @@ from tapas.training.memory_plan import (
     available_memory,
     check_fits,
     check_machine_fits,
+    describe_memory,
     memory_plan,
     traffic_designs,
 )
@@ -101,6 +102,14 @@ def test_a_step_has_room_for_what_it_allocates():
     assert memory["encoder, gradients, Adam"] == 10 * (4 + 4 + 8)
     pools = [memory_plan(replace(SMALL, presample_factor=r)).memory["pool"] for r in (44, 10**6)]
     assert pools[0] == pools[1], "a pool is all classes at most"
+
+
+def test_the_log_counts_and_the_peak_is_told_beside_the_plan():
+    with_log = memory_plan(replace(SMALL, events=1_000_000))
+    assert with_log.memory["log"] == 24_000_000
+    assert with_log.memory_bytes == memory_plan(SMALL).memory_bytes + 24_000_000
+    assert describe_memory(with_log, 431_000_000) == "Memory: 431 MB at most, 424 MB planned."
+    assert describe_memory(with_log, None) == "Memory: 424 MB planned."
 
 
 def test_the_total_is_the_peak_of_building_and_training():
@@ -189,10 +198,10 @@ def test_the_error_names_what_is_too_large_and_the_smallest_changes_that_fit():
         "1,000,000,000 classes of 64 dimensions on 4 ranks need 200 GB a rank, but only 60 GB are "
         "free. The largest item: row state, 130 GB. What would fit: 15 ranks with as much memory "
         "each (56.7 GB); bfloat16 rows and rowwise-adagrad instead of lazy-adam (39.2 GB); "
-        "298,140,700 classes (60 GB)."
+        "297,889,444 classes (60 GB)."
     )
     assert need(ranks=15) <= 60 * GB < need(ranks=14)
-    assert need(num_classes=298_140_700) <= 60 * GB < need(num_classes=298_140_701)
+    assert need(num_classes=297_889_444) <= 60 * GB < need(num_classes=297_889_445)
     assert min(need(dtype="bfloat16"), need(optimizer="rowwise-adagrad")) > 60 * GB
     assert "bfloat16" not in refusal(LARGE, 100 * GB)
     assert "; rowwise-adagrad instead of lazy-adam (71.7 GB); " in refusal(LARGE, 100 * GB)
@@ -209,20 +218,22 @@ def test_all_processes_of_a_run_with_servers_must_fit_on_the_machine(monkeypatch
         for role in ("server", "worker")
     )
     needed = 3 * server + 3 * worker + PROCESS_BYTES
-    free = [needed, needed - 1, 20 * GB, GB]
+    free = [needed, needed - 1, 21 * GB, GB]
     monkeypatch.setattr(planning, "available_memory", lambda ranks_per_host: free.pop(0))
     check_machine_fits(workload, 3, 2)
-    with pytest.raises(UsageError, match=" need 22 GB on this machine, but only 22 GB are free"):
+    with pytest.raises(
+        UsageError, match=r" need 22\.3 GB on this machine, but only 22\.3 GB are free"
+    ):
         check_machine_fits(workload, 3, 2)
     with pytest.raises(UsageError) as error:
         check_machine_fits(workload, 3, 2)
     assert str(error.value) == (
-        "50,000,000 classes of 64 dimensions need 22 GB on this machine, but only 20 GB are free. "
-        "Servers: 3 of 5.02 GB; workers and this process: 3 of 2.19 GB; encoder server: 350 MB. "
-        "What would fit: --servers 0 (14.2 GB), or --workers 1 (19.8 GB). With --ray-address, "
-        "several machines share the rows."
+        "50,000,000 classes of 64 dimensions need 22.3 GB on this machine, but only 21 GB are "
+        "free. Servers: 3 of 5.07 GB; workers and this process: 3 of 2.24 GB; encoder server: "
+        "400 MB. What would fit: --servers 0 (14.2 GB), or --workers 1 (20.1 GB). With "
+        "--ray-address, several machines share the rows."
     )
-    with pytest.raises(UsageError, match=r" encoder server: 350 MB\. With --ray-address, "):
+    with pytest.raises(UsageError, match=r" encoder server: 400 MB\. With --ray-address, "):
         check_machine_fits(workload, 3, 1)
 
 
@@ -231,12 +242,12 @@ def test_more_ranks_do_not_help_a_proposal_that_is_too_large():
     words = refusal(workload, 64 * GB)
     assert "ranks with" not in words
     assert (
-        "What would fit: at most 568,303,571 classes that were seen more than once (64 GB); "
-        "568,303,571 classes (64 GB). Most of it is the proposal, 92.4 GB, which assumes that "
+        "What would fit: at most 567,857,142 classes that were seen more than once (64 GB); "
+        "567,857,142 classes (64 GB). Most of it is the proposal, 92.4 GB, which assumes that "
         "every class was seen more than once: --head 1e7 needs 320 MB."
     ) in words
-    most = memory_plan(replace(workload, head_classes=568_303_571)).memory_bytes
-    assert most <= 64 * GB < memory_plan(replace(workload, head_classes=568_303_572)).memory_bytes
+    most = memory_plan(replace(workload, head_classes=567_857_142)).memory_bytes
+    assert most <= 64 * GB < memory_plan(replace(workload, head_classes=567_857_143)).memory_bytes
 
 
 def test_where_one_change_does_not_suffice_two_are_advised():
