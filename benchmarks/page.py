@@ -66,6 +66,9 @@ THEMES = {
         "Does a step get slower, or memory grow, with the number of classes?",
         sections.classes,
     ),
+    "memory": Theme(
+        "bench_memory.py", "Does a run need the memory that was planned?", sections.memory
+    ),
     "sharded": Theme(
         "bench_sharded.py",
         "How much faster do two ranks train than one, on the same global batch?",

@@ -286,6 +286,14 @@ def classes(record: Record) -> str:
     )
 
 
+def memory(record: Record) -> str:
+    runs = record["results"]["runs"].items()
+    return table(
+        ("run", "peak", "planned"),
+        ((n, megabytes(run["peak_bytes"]), megabytes(run["planned_bytes"])) for n, run in runs),
+    )
+
+
 def draw(record: Record) -> str:
     return "\n\n".join(
         f"{name}\n\n{against(seconds, 'ours', 'against ours')}"

@@ -14,10 +14,14 @@ PACKAGE = Path(tapas.__file__).parent
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 LAYERS = [
     {
+        "cgroups",
         "errors",
+        "forks",
+        "peak_memory",
         "phrases",
         "shapes",
         "signals",
+        "threads",
         "rng",
         "candidates",
         "schedule",

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from tapas.comparison.contenders import CONTENDERS, by_name
 from tapas.comparison.ledger import Ledger
-from tapas.comparison.peak_memory import forget_peak, peak_bytes
 from tapas.comparison.process_pool import run_missing
 from tapas.data.event_log import EventLog
 from tapas.data.windows import Windows
@@ -30,6 +29,7 @@ from tapas.errors import UsageError
 from tapas.heads import FlatHead, Head
 from tapas.heads.facts import BuildContext, default_num_samples
 from tapas.optim import RowwiseAdagrad, anchors
+from tapas.peak_memory import forget_peak, peak_bytes
 from tapas.rng import stream
 from tapas.tables import LocalTable
 from tapas.training.build import TrainingData, bias_from_counts

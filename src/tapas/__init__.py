@@ -4,6 +4,8 @@ The names below are what most users need. See also `tapas.heads` (all methods), 
 `tapas.metrics`, `tapas.proposals` and `tapas.rng`.
 """
 
+from tapas.forks import prepare_for_forks
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tapas import heads, metrics, optim, proposals, rng
@@ -69,6 +71,9 @@ _MODULE_OF = {
     }.items()
     for name in names.split()
 }
+
+
+prepare_for_forks()
 
 
 def __getattr__(name: str) -> object:

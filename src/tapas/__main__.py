@@ -3,7 +3,9 @@
 import resource
 import sys
 
+from tapas.errors import UsageError
 from tapas.signals import exit_on_signals
+from tapas.threads import requested_threads, set_waiting
 
 LEAST_MEMORY = 2 * 2**30  # address space for torch and polars
 LEAST_FILES = 64  # that are open at the same time
@@ -16,8 +18,9 @@ def main() -> None:
 
     if (code := give_up_again()) is not None:
         raise SystemExit(code)
-    if (words := _too_small()) is not None:
+    if (words := _too_small() or _wrong_threads()) is not None:
         raise _failure(words)
+    set_waiting()
     try:
         from tapas.cli.main import run
     except ModuleNotFoundError as error:
@@ -46,6 +49,15 @@ def _too_small() -> str | None:
                 f"{what} limited to {now // unit:,}{unit_name}; torch and polars need at least "
                 f"{least // unit:,}{unit_name}. Raise the limit with `ulimit {option}`."
             )
+    return None
+
+
+def _wrong_threads() -> str | None:
+    """What is wrong with OMP_NUM_THREADS, before OpenMP reads it."""
+    try:
+        requested_threads()
+    except UsageError as error:
+        return str(error)
     return None
 
 

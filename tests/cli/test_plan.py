@@ -19,7 +19,7 @@ def test_the_table_has_every_part_and_its_total():
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "memory of the rank that needs most",
-        "  process                        350 MB",
+        "  process                        400 MB",
         "  rows                            32 MB",
         "  biases                           1 MB",
         "  row state                        2 MB",
@@ -30,7 +30,7 @@ def test_the_table_has_every_part_and_its_total():
         "  kept scores                    400 kB",
         "  building the rows              682 kB",
         "  building the proposal           25 MB",
-        "  total                          462 MB",
+        "  total                          512 MB",
         "  free                             2 GB",
         "disk of a run, without its log, which takes 12 bytes for each event",
         "  a checkpoint                   140 MB",
@@ -55,12 +55,13 @@ def test_every_option_reaches_the_plan_and_json_is_the_plan_in_bytes():
         "plan", "--classes", "1e6", "--dim", 32, "--num-samples", 1_000,
         "--presample-factor", 3, "--batch", 9, "--targets", 5, "--ranks", 4,
         "--dtype", "bfloat16", "--optimizer", "adagrad", "--inputs",
-        "--head", "1e5", "--encoder-parameters", "2e4", "--memory", "2GB", "--json",
+        "--head", "1e5", "--encoder-parameters", "2e4", "--events", "3e6", "--memory", "2GB",
+        "--json",
     )  # fmt: skip
     workload = Workload(
         num_classes=1_000_000, dim=32, num_samples=1_000, presample_factor=3, batch=9, targets=5,
         ranks=4, dtype="bfloat16", optimizer="adagrad", inputs=True, head_classes=100_000,
-        encoder_parameters=20_000,
+        encoder_parameters=20_000, events=3_000_000,
     )  # fmt: skip
     printed, planned = json.loads(done.stdout), planning.memory_plan(workload)
     assert Workload(**printed["workload"]) == workload
@@ -78,7 +79,7 @@ def test_servers_and_workers_have_a_plan_each():
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "memory of the server that needs most",
-        "  process                        350 MB",
+        "  process                        400 MB",
         "  rows                            32 MB",
         "  biases                           1 MB",
         "  row state                        2 MB",
@@ -88,10 +89,10 @@ def test_servers_and_workers_have_a_plan_each():
         "  pool                          1.17 MB",
         "  kept rows and gradients        166 kB",
         "  building the rows              611 kB",
-        "  total                          422 MB",
+        "  total                          472 MB",
         "  free                             2 GB",
         "memory of a worker; the process that starts the run needs as much",
-        "  process                        350 MB",
+        "  process                        400 MB",
         "  counts of classes                8 MB",
         "  proposal                        96 MB",
         "  batch                          416 kB",
@@ -99,7 +100,7 @@ def test_servers_and_workers_have_a_plan_each():
         "  kept rows and gradients       1.43 MB",
         "  kept scores                    3.2 MB",
         "  building the proposal         55.8 MB",
-        "  total                          518 MB",
+        "  total                          568 MB",
         "  free                             2 GB",
         "disk of a run, without its log, which takes 12 bytes for each event",
         "  a checkpoint                   272 MB",
@@ -112,14 +113,14 @@ def test_servers_and_workers_have_a_plan_each():
     assert (plain["workload"]["role"], plain["workload"]["ranks"]) == ("server", 4)
     assert sum(plain["worker_memory_bytes"].values()) == plain["worker_memory_total_bytes"]
     assert "traffic_bytes" not in plain
-    few = invoke("plan", *sizes, "--servers", 4, "--memory", "500MB")  # too few for a worker only
+    few = invoke("plan", *sizes, "--servers", 4, "--memory", "550MB")  # too few for a worker only
     assert few.returncode == 1
     assert few.stderr.startswith(
-        "tapas: 1,000,000 classes of 32 dimensions on 4 servers need 518 MB a worker, but only "
-        "500 MB are free. The largest item: process, 350 MB. What would fit: at most "
+        "tapas: 1,000,000 classes of 32 dimensions on 4 servers need 568 MB a worker, but only "
+        "550 MB are free. The largest item: process, 400 MB. What would fit: at most "
     )
-    rows = invoke("plan", *sizes, "--servers", 1, "--head", 10, "--memory", "400MB")
-    assert "on 1 server need 499 MB a server, but only 400 MB are free." in rows.stderr
+    rows = invoke("plan", *sizes, "--servers", 1, "--head", 10, "--memory", "450MB")
+    assert "on 1 server need 549 MB a server, but only 450 MB are free." in rows.stderr
     assert "What would fit: 4 servers with as much memory each (" in rows.stderr
     assert last_line(invoke("plan", *sizes, "--servers", 2, "--ranks", 2)) == (
         "--ranks and --servers are two ways to share rows: give one of them."
@@ -127,17 +128,17 @@ def test_servers_and_workers_have_a_plan_each():
 
 
 def test_what_does_not_fit_is_explained_in_one_line(monkeypatch):
-    done = invoke("plan", *SIZES, "--memory", "400MB", "--head", 0)
+    done = invoke("plan", *SIZES, "--memory", "450MB", "--head", 0)
     assert done.returncode == 0
-    done = invoke("plan", *SIZES, "--memory", "400MB")
+    done = invoke("plan", *SIZES, "--memory", "450MB")
     assert done.returncode == 1
     assert done.stdout.startswith("memory of the rank that needs most\n  process ")
     assert done.stderr == (
-        "tapas: 1,000,000 classes of 32 dimensions on 4 ranks need 462 MB a rank, but only 400 MB "
-        "are free. The largest item: process, 350 MB. What would fit: at most 249,999 "
-        "classes that were seen more than once (397 MB); 446,428 classes (400 MB).\n"
+        "tapas: 1,000,000 classes of 32 dimensions on 4 ranks need 512 MB a rank, but only 450 MB "
+        "are free. The largest item: process, 400 MB. What would fit: at most 249,999 "
+        "classes that were seen more than once (447 MB); 446,428 classes (450 MB).\n"
     )
-    done = invoke("plan", *SIZES, "--memory", "400MB", "--json")
+    done = invoke("plan", *SIZES, "--memory", "450MB", "--json")
     assert (done.returncode, json.loads(done.stdout)["fits"]) == (1, False)
     monkeypatch.setattr(planning, "available_memory", lambda ranks_per_host: 123_000_000)
     done = invoke("plan", *SIZES)  # what this machine has free

@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson
 from tapas.cli.terminal import print_json, say
+from tapas.phrases import counted
+from tapas.threads import allowed_cores, describe_waiting
 from tapas.version import __version__
 
 EXTRAS = {  # extra of tapas-softmax: its packages, and what they are for
@@ -30,7 +32,9 @@ def info(as_json: AsJson = False) -> None:
             "tapas": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "processors": f"{os.cpu_count()}, {torch.get_num_threads()} threads in use",
+            "processors": f"{os.cpu_count()}, {allowed_cores()} allowed, "
+            f"{counted(torch.get_num_threads(), 'thread')} in use",
+            "waiting threads": describe_waiting(),
             "gpus": ", ".join(gpus) or "none",
             "native kernels": native.state(),
             **{f"extra {name}": _installed(name, *extra) for name, extra in EXTRAS.items()},

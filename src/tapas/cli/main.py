@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
+import torch
 import typer
 from typer.core import TyperGroup
 
@@ -23,6 +24,7 @@ from tapas.cli.rank_errors import error_file, report_error
 from tapas.cli.recommend import recommend
 from tapas.cli.similar import similar
 from tapas.cli.terminal import print_lines
+from tapas.cli.torchrun import default_threads
 from tapas.cli.train import train
 from tapas.cli.verify import verify
 from tapas.escapes import printable, shortened
@@ -102,6 +104,7 @@ app.add_typer(checkpoint)
 
 def run() -> None:
     """Run the command of this process. Ranks of torchrun print a wrong usage once, not each."""
+    torch.set_num_threads(default_threads())
     try:
         code = app(prog_name="tapas", standalone_mode=error_file() is None)
     except Exception as error:

@@ -94,6 +94,9 @@ def plan(
         ),
     ] = None,
     encoder_parameters: Annotated[int, _number("Number of parameters of the encoder.")] = 0,
+    events: Annotated[
+        int, _number("Number of events of the log, which every rank keeps in memory.")
+    ] = 0,
     memory: Annotated[
         int | None,
         typer.Option(
@@ -134,6 +137,7 @@ def plan(
             inputs=inputs,
             head_classes=head,
             encoder_parameters=encoder_parameters,
+            events=events,
         )
         plans = [memory_plan(workload)]
         if servers:

@@ -12,7 +12,9 @@ from tapas.distributed.torchrun import (
     set_job_flag,
     started_by_torchrun,
 )
+from tapas.phrases import counted
 from tapas.tables.ranks import ONE_PROCESS, Ranks
+from tapas.threads import allowed_cores, requested_threads
 from tapas.training.config import TrainConfig, build_config, read_toml
 from tapas.training.run_folder import CONFIG, RECORD
 
@@ -50,11 +52,20 @@ def _job_flag(folder: Path) -> str:
 
 
 def default_threads() -> int:
-    """All cores; for a rank, the setting of torchrun or an equal share of the cores."""
-    cores = os.cpu_count() or 1
-    if not started_by_torchrun():
-        return cores
-    set_by_torchrun = os.environ.get("OMP_NUM_THREADS", "")
-    if set_by_torchrun.isdigit() and int(set_by_torchrun) > 0:
-        return int(set_by_torchrun)
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    """OMP_NUM_THREADS, else all cores that this process may use; a rank has an equal share."""
+    requested = requested_threads()
+    if requested is not None:  # torchrun sets it, too
+        return requested
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if started_by_torchrun() else 1
+    return max(1, allowed_cores() // ranks)
+
+
+def slow_threads(num_threads: int) -> str | None:
+    """A warning if there are more threads than cores to run them."""
+    cores = allowed_cores()
+    if num_threads <= cores:
+        return None
+    return (
+        f"Slow: {num_threads:,} threads, but this process may use {counted(cores, 'core')}. "
+        "Threads that wait for a core hold up all others."
+    )

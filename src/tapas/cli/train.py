@@ -26,15 +26,22 @@ from tapas.cli.options import (
 from tapas.cli.progress import EvaluationLines, progress_bar, short_loss
 from tapas.cli.stop_request import stop_on_signal
 from tapas.cli.terminal import print_json, print_lines, status, warn_only
-from tapas.cli.torchrun import default_threads, mark_started, ranks_of_this_job, restarts_of
+from tapas.cli.torchrun import (
+    default_threads,
+    mark_started,
+    ranks_of_this_job,
+    restarts_of,
+    slow_threads,
+)
 from tapas.errors import UsageError
 from tapas.escapes import shell_path, shell_word
 from tapas.heads import import_method
 from tapas.heads.own_method import is_own
 from tapas.tables.ranks import Ranks
+from tapas.threads import MOST_THREADS
 from tapas.training.advice import advise_run, next_training, run_again
 from tapas.training.config import JSON, ServiceConfig, build_config, read_toml, without_replaced
-from tapas.training.run_folder import MOST_THREADS, RECORD, open_run
+from tapas.training.run_folder import RECORD, open_run
 from tapas.training.trainer import Progress, TrainResult
 
 
@@ -168,7 +175,8 @@ def train(
             min=1,
             max=MOST_THREADS,
             metavar="N",
-            help="Number of CPU threads. Default: all cores.",
+            help="Number of CPU threads. Default: OMP_NUM_THREADS, or all cores that this process "
+            "may use.",
         ),
     ] = None,
     servers: Annotated[
@@ -281,7 +289,8 @@ def train(
                 flags, out=out, config=config, cache=cache, set=settings, threads=threads
             )
             folder, built = resume, None
-            saved = open_run(resume).config
+            run = open_run(resume)
+            saved, num_threads = run.config, run.num_threads
             if own not in (None, saved.head.method):
                 raise UsageError(
                     f"--method is {own}, but the run in {resume} was trained with "
@@ -308,7 +317,8 @@ def train(
             folder, built = out, build_config(*wanted)
             service = built.service
             go = partial(_run_of(service).train, built, out, cache=cache_folder(cache))
-            torch.set_num_threads(threads or default_threads())
+            num_threads = threads or default_threads()
+            torch.set_num_threads(num_threads)
         with (
             ranks_of_this_job(folder, built) as ranks,
             progress_bar("training", "steps", shown=ranks.is_main and not quiet) as advance,
@@ -319,6 +329,8 @@ def train(
                 go = partial(_run_of(service).resume, folder, restarts=restarts)
             say = (warn_only if quiet else status) if ranks.is_main else _say_nothing
             lines = EvaluationLines(say)
+            if (slow := slow_threads(num_threads)) is not None:
+                say(slow)
 
             def show(tick: Progress) -> None:
                 if not stop.training:

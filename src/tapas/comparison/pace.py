@@ -18,9 +18,9 @@ import torch
 from tapas.comparison.config import CompareConfig
 from tapas.comparison.contenders import by_name
 from tapas.comparison.ledger import Ledger
-from tapas.comparison.peak_memory import forget_peak, peak_bytes
 from tapas.comparison.runs import CompareRun, OpenedLog, build_run, known_scores, open_log
 from tapas.errors import UsageError
+from tapas.peak_memory import forget_peak, peak_bytes
 from tapas.training.step import step
 
 WARM_UP = 3  # steps that are not counted

@@ -15,7 +15,6 @@ from torch import Tensor
 from tapas.comparison.config import CompareConfig
 from tapas.comparison.contenders import NEXT_ITEMS
 from tapas.comparison.ledger import Result, short_key
-from tapas.comparison.peak_memory import forget_peak, peak_bytes
 from tapas.comparison.synthetic_log import (
     TRUTH,
     SyntheticLogConfig,
@@ -31,6 +30,7 @@ from tapas.evaluation.baselines import COUNTING, rank_by_counting
 from tapas.evaluation.points import PointEvaluator, block_sums, sample_users
 from tapas.evaluation.scores import metrics_per_example
 from tapas.heads import Head
+from tapas.peak_memory import forget_peak, peak_bytes
 from tapas.training.build import TrainingSetup, build_training
 from tapas.training.model import SequenceModel
 from tapas.training.step import step

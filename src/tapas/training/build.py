@@ -38,6 +38,7 @@ from tapas.training.memory_plan import MemoryPlan, Workload, check_fits, memory_
 from tapas.training.model import SequenceModel
 
 EVALUATIONS = 10
+KEPT_VECTORS = {"mean": 4, "gru": 16, "transformer": 40}  # for each item read, until backward
 MANY_TARGETS = 64  # of an example; if there are more, empty ones are left out
 OUTPUT_TABLE, INPUT_TABLE = "model.head.table", "model.input_table"
 COPY_RATE = "model.copy.rate"
@@ -87,6 +88,7 @@ class TrainingSetup:
     windows: Windows
     model: SequenceModel
     optimizer: torch.optim.Optimizer
+    plan: MemoryPlan  # of the memory of this process, which it fits
 
 
 def build_training(
@@ -98,12 +100,13 @@ def build_training(
     """
     config, windows = resolve_config(config, log, split)
     device = check_device("loop.device", config.loop.device)
+    plan = run_memory_plan(config, split.train_counts, ranks, events=len(log.items))
     if device.type == "cpu":
-        check_fits(run_memory_plan(config, split.train_counts, ranks))
+        check_fits(plan)
     data = TrainingData(windows, log, split.train_end)
     model = build_model(config, split.train_counts, ranks, data=data).to(device)
     return TrainingSetup(
-        config, windows, model, build_optimizer(config.optimizer, dense_parameters(model))
+        config, windows, model, build_optimizer(config.optimizer, dense_parameters(model)), plan
     )
 
 
@@ -178,6 +181,7 @@ def workload_of(
         batch=config.loop.batch * positions,
         targets=config.head.next_items,
         ranks=ranks.size,
+        dtype=config.model.dtype,
         optimizer=config.optimizer.rows,
         inputs=config.model.inputs == "own",
         input_ids=config.loop.batch * config.model.history,
@@ -189,11 +193,22 @@ def workload_of(
 
 
 def run_memory_plan(
-    config: TrainConfig, train_counts: NDArray[np.int64], ranks: Ranks = ONE_PROCESS
+    config: TrainConfig,
+    train_counts: NDArray[np.int64],
+    ranks: Ranks = ONE_PROCESS,
+    *,
+    events: int = 0,
 ) -> MemoryPlan:
     """The plan of `tapas plan` plus the memory that training needs in addition."""
-    plan = memory_plan(workload_of(config, train_counts, ranks))
-    more = {"counts of classes": train_counts.nbytes}
+    model = config.model
+    workload = workload_of(config, train_counts, ranks)
+    plan = memory_plan(dataclasses.replace(workload, events=events))
+    places = math.ceil(config.loop.batch / ranks.size) * model.history
+    layers = 1 if model.encoder == "mean" else model.layers
+    more = {
+        "counts of classes": train_counts.nbytes,
+        "encoder, a step": 4 * model.dim * places * layers * KEPT_VECTORS[model.encoder],
+    }
     return dataclasses.replace(plan, memory=plan.memory | more)
 
 
@@ -206,13 +221,15 @@ def table_specs(config: TrainConfig, num_classes: int) -> dict[str, TableSpec]:
         max(1, config.service.servers),
         build_row_optimizer(config.optimizer),
         seed=seed,
+        dtype=getattr(torch, config.model.dtype),
     )
     specs = {OUTPUT_TABLE: spec} if issubclass(config.head.kind, FlatHead) else {}
     if config.model.inputs == "own":
         specs[INPUT_TABLE] = spec._replace(seed=_int64(seed + 1), has_bias=False)
     if config.model.copy:
-        rate = spec._replace(dim=1, seed=_int64(seed + 2), has_bias=False, zero_init=True)
-        specs[COPY_RATE] = rate
+        specs[COPY_RATE] = spec._replace(
+            dim=1, seed=_int64(seed + 2), dtype=torch.float32, has_bias=False, zero_init=True
+        )
     return specs
 
 
@@ -269,6 +286,7 @@ def build_model(
                 num_classes,
                 spec.dim,
                 row_optimizer=rows,
+                dtype=spec.dtype,
                 bias=bias,
                 seed=spec.seed,
                 device="meta" if to_load else None,
@@ -278,6 +296,7 @@ def build_model(
                 num_classes,
                 spec.dim,
                 row_optimizer=rows,
+                dtype=spec.dtype,
                 bias=bias,
                 seed=spec.seed,
                 group=ranks,

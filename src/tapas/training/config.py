@@ -109,10 +109,12 @@ class ModelConfig:
     dropout: float = 0.0  # dropout rate of the encoder
     inputs: str = "own"  # input vectors of the encoder: its "own", or "shared" with the softmax
     copy: bool = False  # mix in a learned distribution over the items of the history
+    dtype: str = "float32"  # number type of class and input vectors: "float32" or "bfloat16"
 
     def __post_init__(self) -> None:
         one_of("model.encoder", self.encoder, ("mean", "gru", "transformer"))
         one_of("model.inputs", self.inputs, ("own", "shared"))
+        one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
         for name, most in (("dim", MOST), ("history", MOST), ("layers", 1_000)):
             at_least(f"model.{name}", getattr(self, name), 1, most)
         at_least("model.attention_heads", self.attention_heads, 1)
@@ -224,6 +226,11 @@ class TrainConfig:
             raise UsageError(
                 "head.proposal 'bigram' is counted from the full log, which workers do not read: "
                 "use 'squashed', or train without --servers."
+            )
+        if self.model.dtype != "float32" and not has_rows:
+            raise UsageError(
+                f"model.dtype is '{self.model.dtype}', but the method '{method}' has no class "
+                "vectors of its own to store in it. Use 'float32'."
             )
         if self.model.inputs == "shared" and not has_rows:
             raise UsageError(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tapas.cgroups import groups_with
 from tapas.distributed.collectives import HEADER
 from tapas.errors import UsageError, choice
 from tapas.optim import SGD, Adagrad, LazyAdam, RowUpdate, RowwiseAdagrad
@@ -40,25 +41,15 @@ def _free_on_host(root: Path) -> int:
 
 def _free_in_groups(root: Path) -> Iterator[int]:
     """Free bytes of each cgroup with a limit that contains this process."""
-    listed = root / "proc/self/cgroup"
-    for line in listed.read_text().splitlines() if listed.exists() else ():
-        _, kinds, path = line.split(":", 2)
-        if kinds == "":
-            base, names = "", ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in kinds.split(","):
-            base = "memory"
+    for folder, is_first in groups_with("memory", root):
+        if is_first:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
-            continue
-        top = root / "sys/fs/cgroup" / base
-        inside = top / path.strip("/")
-        for folder in (inside, *inside.parents):
-            limit, used = (_numbers(folder / name).get("") for name in names[:2])
-            if limit is not None and used is not None:  # else no limit, or not visible here
-                # inactive file pages are reclaimed first
-                yield limit - used + _numbers(folder / "memory.stat").get(names[2], 0)
-            if folder == top:
-                break
+            names = ("memory.max", "memory.current", "inactive_file")
+        limit, used = (_numbers(folder / name).get("") for name in names[:2])
+        if limit is not None and used is not None:  # else no limit, or not visible here
+            # inactive file pages are reclaimed first
+            yield limit - used + _numbers(folder / "memory.stat").get(names[2], 0)
 
 
 def _numbers(file: Path) -> dict[str, int]:
@@ -77,7 +68,9 @@ OPTIMIZERS: dict[str, RowUpdate] = {
     "lazy-adam": LazyAdam.fused(),
     "sgd": SGD.fused(),
 }
-PROCESS_BYTES = 350_000_000  # allowance for Python, torch and fragmentation
+# Python, and what training imports of torch, polars and tensorboard; see benchmarks/bench_memory.py
+PROCESS_BYTES = 400_000_000
+LOG_BYTES = 24  # per event: items and times as files in memory, and where training may predict
 POOL_BYTES = 200  # per class of the pool: draws, ids, indices, counts, noise, scores
 HEAD_BYTES = 32  # per class above the proposal's floor: id, log(1 - q) and alias bucket
 BUILD_BYTES = 112  # the same at the peak of building the proposal
@@ -104,6 +97,7 @@ class Workload:
     input_ids: int | None = None  # distinct items the encoder reads in a step; None: one per query
     head_classes: int | None = None  # classes above the proposal's floor; None: all classes
     encoder_parameters: int = 0
+    events: int = 0  # of the log, which every rank reads
 
     def __post_init__(self) -> None:
         for name in ("num_classes", "dim", "num_samples", "presample_factor", "batch", "targets"):
@@ -121,7 +115,7 @@ class Workload:
             )
         choice("dtype", self.dtype, ROW_BYTES)
         choice("optimizer", self.optimizer, OPTIMIZERS)
-        for name in ("input_ids", "head_classes", "encoder_parameters"):
+        for name in ("input_ids", "head_classes", "encoder_parameters", "events"):
             if (getattr(self, name) or 0) < 0:
                 raise UsageError(f"{name} must be at least 0, got {getattr(self, name):,}.")
 
@@ -191,6 +185,7 @@ def _memory(w: Workload) -> dict[str, int]:
     pool_here, kept_here = _over(w.pool, w.ranks), _over(min(w.num_samples, w.pool), w.ranks)
     found = {
         "process": PROCESS_BYTES,
+        "log": LOG_BYTES * w.events,
         "rows": num_rows * w.dim * size,
         "biases": num_rows * size,
         "row state": row_state + bias_state,
@@ -205,10 +200,11 @@ def _memory(w: Workload) -> dict[str, int]:
         "kept scores": 4 * examples * kept_here,
     }
     # before the first step: the proposal is built, then the rows from all biases
-    steady, proposal = sum(found.values()), PROCESS_BYTES + BUILD_BYTES * w.head
+    steady = sum(found.values())
+    proposal = PROCESS_BYTES + found["log"] + BUILD_BYTES * w.head
     start = 4 * w.num_classes if w.ranks > 1 or w.dtype == "bfloat16" else 0
     rows = start + sum(
-        found[name] for name in ("process", "rows", "biases", "row state", "proposal")
+        found[name] for name in ("process", "log", "rows", "biases", "row state", "proposal")
     )
     found["building the rows"] = max(0, rows - steady)
     found["building the proposal"] = max(0, proposal - max(rows, steady))
@@ -296,6 +292,12 @@ def traffic_designs(workload: Workload) -> dict[str, int]:
         "algorithm 2": w.ranks * w.batch * 4 * w.dim + 2 * touched,
         "no rows (ours)": w.ranks * sum(ours.values()),
     }
+
+
+def describe_memory(planned: MemoryPlan, peak_bytes: int | None) -> str:
+    """What was planned, and the peak where the system tells it."""
+    words = f"{in_units(planned.memory_bytes)} planned"
+    return f"Memory: {words if peak_bytes is None else f'{in_units(peak_bytes)} at most, {words}'}."
 
 
 def check_fits(planned: MemoryPlan, available_bytes: int | None = None) -> None:

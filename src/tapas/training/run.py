@@ -19,11 +19,13 @@ from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import Split, check_users, split_log
 from tapas.errors import UsageError
+from tapas.peak_memory import forget_peak, peak_bytes
 from tapas.shapes import check_device
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingSetup, build_training, check_sizes, resolve_service
 from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal, NoJournal
+from tapas.training.memory_plan import describe_memory
 from tapas.training.run_folder import (
     RunFolder,
     check_free,
@@ -60,6 +62,7 @@ def train(
     """
     _check_no_servers(config)
     config, log, split = read_log(config, out, cache=cache, status=status, ranks=ranks)
+    forget_peak()  # that of reading the log
     setup = build_training(config, log, split, ranks)
     run = ranks.main_first(
         "create the run folder",
@@ -68,7 +71,10 @@ def train(
     with exclusive(out) if ranks.is_main else nullcontext():
         status(_describe_start(setup.config, split, ranks))
         with _trainer(run, split, setup, None, ranks) as trainer:
-            return trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
+            found = trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
+        if found.reason != "interrupted":
+            status(describe_memory(setup.plan, peak_bytes()))
+        return found
 
 
 def resume(
@@ -96,6 +102,7 @@ def resume(
     split = split_log(run.log, run.config.split)
     if run.checkpoints.steps():
         check_sizes(run.config, run.log.num_items, run.checkpoints.find(step)[1])
+    forget_peak()
     setup = build_training(run.config, run.log, split, ranks)
     with exclusive(folder) if ranks.is_main else nullcontext():
         checkpoint = None
@@ -113,7 +120,10 @@ def resume(
             if restarts:
                 number = checkpoint.step if checkpoint else 0
                 trainer.journal.write(number, "restart", process="all ranks", restarts=restarts)
-            return trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
+            found = trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
+        if found.reason != "interrupted":
+            status(describe_memory(setup.plan, peak_bytes()))
+        return found
 
 
 def read_log(

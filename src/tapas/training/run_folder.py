@@ -57,11 +57,11 @@ from tapas.errors import DataError, UsageError
 from tapas.escapes import shell_path
 from tapas.heads.own_method import NotImportedError
 from tapas.regular_file import read_stored
+from tapas.threads import MOST_THREADS
 from tapas.training.config import TrainConfig, as_toml, build_config, read_toml
 from tapas.version import __version__, check_format
 
 FORMAT = 1
-MOST_THREADS = 1024  # OpenMP crashes with many more
 RECORD, CONFIG, LOG = "run.json", "config.toml", "log"
 RESTORE = "restore.json"
 LOG_RECORD = f"{LOG}/{DESCRIPTION}"

@@ -224,7 +224,7 @@ def test_a_refused_run_creates_and_changes_no_file(file, tmp_path):
 def test_a_run_that_does_not_fit_on_this_machine_is_refused(file, tmp_path, monkeypatch):
     monkeypatch.setattr(server_run, "import_ray", lambda: None)
     monkeypatch.setattr(memory_plan, "available_memory", lambda ranks_per_host: 10**9)
-    words = r"^53 classes of 4 dimensions need 2\.1 GB on this machine, but only 1 GB are free\. "
+    words = r"^53 classes of 4 dimensions need 2\.4 GB on this machine, but only 1 GB are free\. "
     with pytest.raises(UsageError, match=words):
         train(on_servers(file, servers=2, workers=2), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tapas import UsageError
+from tapas import LocalTable, UsageError
 from tapas.data.source import LogSource
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
@@ -50,6 +50,22 @@ def test_a_memory_plan_has_the_rows_that_a_step_of_the_method_reads(method, rows
     config = replace(CONFIG, head=HeadConfig.of(method=method, next_items=4, **options))
     ranks = SimpleNamespace(size=2)
     assert workload_of(config, np.ones(40, dtype=np.int64), ranks).num_samples == rows
+
+
+def test_bfloat16_rows_are_half_as_large_and_rates_of_copying_stay_exact(data):
+    model = replace(CONFIG.model, dtype="bfloat16", inputs="own", copy=True)
+    built = build_training(replace(CONFIG, model=model), *data)
+    rows = [t.weight for t in built.model.modules() if isinstance(t, LocalTable)]
+    assert [weight.dtype for weight in rows if weight.shape[1] == 6] == [torch.bfloat16] * 2
+    assert built.model.copy.rate.weight.dtype == torch.float32
+    whole = build_training(replace(CONFIG, model=replace(model, dtype="float32")), *data)
+    assert 2 * built.plan.memory["rows"] == whole.plan.memory["rows"]
+    with pytest.raises(
+        UsageError, match=r"model\.dtype is 'bfloat16', but the method 'huffman' has no"
+    ):
+        replace(
+            CONFIG, model=replace(CONFIG.model, dtype="bfloat16"), head=HeadConfig(method="huffman")
+        )
 
 
 def test_windows_head_and_proposal_are_as_configured(data):

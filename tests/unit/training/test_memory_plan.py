@@ -21,6 +21,7 @@ from tapas.training.memory_plan import (
     available_memory,
     check_fits,
     check_machine_fits,
+    describe_memory,
     memory_plan,
     traffic_designs,
 )
@@ -98,6 +99,14 @@ def test_a_step_has_room_for_what_it_allocates():
     assert memory["encoder, gradients, Adam"] == 10 * (4 + 4 + 8)
     pools = [memory_plan(replace(SMALL, presample_factor=r)).memory["pool"] for r in (44, 10**6)]
     assert pools[0] == pools[1], "a pool is all classes at most"
+
+
+def test_the_log_counts_and_the_peak_is_told_beside_the_plan():
+    with_log = memory_plan(replace(SMALL, events=1_000_000))
+    assert with_log.memory["log"] == 24_000_000
+    assert with_log.memory_bytes == memory_plan(SMALL).memory_bytes + 24_000_000
+    assert describe_memory(with_log, 431_000_000) == "Memory: 431 MB at most, 424 MB planned."
+    assert describe_memory(with_log, None) == "Memory: 424 MB planned."
 
 
 def test_the_total_is_the_peak_of_building_and_training():
@@ -185,14 +194,14 @@ def test_the_error_names_what_is_too_large_and_the_smallest_changes_that_fit():
     assert refusal(LARGE, 60 * GB) == (
         "1,000,000,000 classes of 64 dimensions on 4 ranks need 200 GB a rank, but only 60 GB are "
         "free. The largest item: row state, 130 GB. What would fit: 15 ranks with as much memory "
-        "each (56.7 GB); bfloat16 rows and rowwise-adagrad instead of lazy-adam (39.2 GB); "
-        "297,766,624 classes (60 GB)."
+        "each (56.8 GB); bfloat16 rows and rowwise-adagrad instead of lazy-adam (39.3 GB); "
+        "297,515,680 classes (60 GB)."
     )
     assert need(ranks=15) <= 60 * GB < need(ranks=14)
-    assert need(num_classes=298_140_700) <= 60 * GB < need(num_classes=298_140_701)
+    assert need(num_classes=297_515_680) <= 60 * GB < need(num_classes=297_515_681)
     assert min(need(dtype="bfloat16"), need(optimizer="rowwise-adagrad")) > 60 * GB
     assert "bfloat16" not in refusal(LARGE, 100 * GB)
-    assert "; rowwise-adagrad instead of lazy-adam (71.7 GB); " in refusal(LARGE, 100 * GB)
+    assert "; rowwise-adagrad instead of lazy-adam (71.8 GB); " in refusal(LARGE, 100 * GB)
     assert "; bfloat16 rows (167 GB); rowwise-adagrad instead" in refusal(LARGE, 170 * GB)
     assert "on 1 rank need" in refusal(replace(LARGE, ranks=1), 60 * GB)
     assert refusal(LARGE, GB // 10).endswith("No change that we know of would fit.")
@@ -206,20 +215,22 @@ def test_all_processes_of_a_run_with_servers_must_fit_on_the_machine(monkeypatch
         for role in ("server", "worker")
     )
     needed = 3 * server + 3 * worker + PROCESS_BYTES
-    free = [needed, needed - 1, 20 * GB, GB]
+    free = [needed, needed - 1, 21 * GB, GB]
     monkeypatch.setattr(planning, "available_memory", lambda ranks_per_host: free.pop(0))
     check_machine_fits(workload, 3, 2)
-    with pytest.raises(UsageError, match=r" need 22\.1 GB on this machine, but only 22\.1 GB"):
+    with pytest.raises(
+        UsageError, match=r" need 22\.5 GB on this machine, but only 22\.5 GB are free"
+    ):
         check_machine_fits(workload, 3, 2)
     with pytest.raises(UsageError) as error:
         check_machine_fits(workload, 3, 2)
     assert str(error.value) == (
-        "50,000,000 classes of 64 dimensions need 22 GB on this machine, but only 20 GB are free. "
-        "Servers: 3 of 5.02 GB; workers and this process: 3 of 2.19 GB; encoder server: 350 MB. "
-        "What would fit: --servers 0 (14.2 GB), or --workers 1 (19.8 GB). With --ray-address, "
-        "several machines share the rows."
+        "50,000,000 classes of 64 dimensions need 22.5 GB on this machine, but only 21 GB are "
+        "free. Servers: 3 of 5.07 GB; workers and this process: 3 of 2.29 GB; encoder server: "
+        "400 MB. What would fit: --servers 0 (14.3 GB), or --workers 1 (20.2 GB). With "
+        "--ray-address, several machines share the rows."
     )
-    with pytest.raises(UsageError, match=r" encoder server: 350 MB\. With --ray-address, "):
+    with pytest.raises(UsageError, match=r" encoder server: 400 MB\. With --ray-address, "):
         check_machine_fits(workload, 3, 1)
 
 
@@ -228,19 +239,19 @@ def test_more_ranks_do_not_help_a_proposal_that_is_too_large():
     words = refusal(workload, 64 * GB)
     assert "ranks with" not in words
     assert (
-        "What would fit: at most 568,303,571 classes that were seen more than once (64 GB); "
-        "568,303,571 classes (64 GB). Most of it is the proposal, 92.4 GB, which assumes that "
+        "What would fit: at most 567,857,142 classes that were seen more than once (64 GB); "
+        "567,857,142 classes (64 GB). Most of it is the proposal, 92.4 GB, which assumes that "
         "every class was seen more than once: --head 1e7 needs 383 MB."
     ) in words
-    most = memory_plan(replace(workload, head_classes=568_303_571)).memory_bytes
-    assert most <= 64 * GB < memory_plan(replace(workload, head_classes=568_303_572)).memory_bytes
+    most = memory_plan(replace(workload, head_classes=567_857_142)).memory_bytes
+    assert most <= 64 * GB < memory_plan(replace(workload, head_classes=567_857_143)).memory_bytes
 
 
 def test_where_one_change_does_not_suffice_two_are_advised():
     """Four ranks cannot hold the proposal, whatever else is changed, nor the rows without it."""
     workload = replace(LARGE, head_classes=None, optimizer="rowwise-adagrad")
     assert (
-        "What would fit: --head 1e7 and 5 ranks (58.3 GB); --head 1e7 and bfloat16 rows (39.2 GB); "
+        "What would fit: --head 1e7 and 5 ranks (58.4 GB); --head 1e7 and bfloat16 rows (39.3 GB); "
     ) in refusal(replace(workload, presample_factor=8, num_samples=1_000), 64 * GB)
     few = replace(LARGE, ranks=1, num_samples=20, head_classes=10**6)  # at most 20 ranks
     words = refusal(few, 20 * GB)

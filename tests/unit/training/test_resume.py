@@ -102,7 +102,8 @@ VARIANTS = {  # encoder and its optimizer, that of rows and its tensors of state
         "transformer", "adamw", "lazy-adam", 2, "all", {"inputs": "own", "copy": True}
     ),
     "half precision": (
-        "transformer", "adamw", "rowwise-adagrad", 1, "last", {"inputs": "own", "copy": True}
+        "transformer", "adamw", "rowwise-adagrad", 1, "last",
+        {"inputs": "own", "copy": True, "dtype": "bfloat16"},
     ),
     "shared inputs": (
         "gru", "adagrad", "adagrad", 1, "last", {"inputs": "shared", "copy": True}

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from tapas.comparison.peak_memory import forget_peak, peak_bytes
+from tapas.peak_memory import forget_peak, peak_bytes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps this count")
