@@ -23,13 +23,13 @@ def test_the_table_has_every_part_and_its_total():
         "  rows                            32 MB",
         "  biases                           1 MB",
         "  row state                        2 MB",
-        "  proposal                        48 MB",
+        "  proposal                        36 MB",
         "  batch                          218 kB",
         "  pool                          2.37 MB",
         "  kept rows and gradients        333 kB",
         "  kept scores                    400 kB",
         "  building the rows              682 kB",
-        "  building the proposal           25 MB",
+        "  building the proposal           37 MB",
         "  total                          512 MB",
         "  free                             2 GB",
         "disk of a run, without its log, which takes 12 bytes for each event",
@@ -94,12 +94,12 @@ def test_servers_and_workers_have_a_plan_each():
         "memory of a worker; the process that starts the run needs as much",
         "  process                        400 MB",
         "  counts of classes                8 MB",
-        "  proposal                        96 MB",
+        "  proposal                        72 MB",
         "  batch                          416 kB",
         "  pool                           3.2 MB",
         "  kept rows and gradients       1.43 MB",
         "  kept scores                    3.2 MB",
-        "  building the proposal         55.8 MB",
+        "  building the proposal         67.8 MB",
         "  total                          568 MB",
         "  free                             2 GB",
         "disk of a run, without its log, which takes 12 bytes for each event",
@@ -135,8 +135,8 @@ def test_what_does_not_fit_is_explained_in_one_line(monkeypatch):
     assert done.stdout.startswith("memory of the rank that needs most\n  process ")
     assert done.stderr == (
         "tapas: 1,000,000 classes of 32 dimensions on 4 ranks need 512 MB a rank, but only 450 MB "
-        "are free. The largest item: process, 400 MB. What would fit: at most 249,999 "
-        "classes that were seen more than once (447 MB); 446,428 classes (450 MB).\n"
+        "are free. The largest item: process, 400 MB. What would fit: at most 281,249 "
+        "classes that were seen more than once (450 MB); 446,428 classes (450 MB).\n"
     )
     done = invoke("plan", *SIZES, "--memory", "450MB", "--json")
     assert (done.returncode, json.loads(done.stdout)["fits"]) == (1, False)
