@@ -75,6 +75,11 @@ THEMES = {
         "How far are exact answers over all classes from the bare matrix product?",
         sections.top,
     ),
+    "evaluation": Theme(
+        "bench_evaluation.py",
+        "How far is an exact evaluation, with baselines and intervals, from the bare products?",
+        sections.evaluation,
+    ),
     "lists": Theme(
         "bench_lists.py",
         "How far is `tapas recommend --users all` from the bare top-k?",

@@ -218,6 +218,11 @@ def top(record: Record) -> str:
     return against(record["results"]["seconds"], "product", "against the product")
 
 
+def evaluation(record: Record) -> str:
+    peak = f"Peak memory, beyond the model: {megabytes(record['results']['peak_bytes'])}."
+    return f"{top(record)}\n\n{peak}"
+
+
 def lists(record: Record) -> str:
     found, number = record["results"], record["settings"]["lists_per_turn"]
     bare = found["seconds"]["bare top-k"]
