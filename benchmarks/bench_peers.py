@@ -60,6 +60,7 @@ ENTRIES = {
     "plain PyTorch n=1000": sampled(1000),
     "plain PyTorch n=8000": sampled(8000),
     "full softmax": Entry(module="torch_peers", kind="Full", steps=1, every=5),
+    "full softmax in chunks": Entry(module="torch_peers", kind="FullInChunks", steps=1, every=5),
     "adaptive softmax": Entry(module="torch_peers", kind="Adaptive", steps=1, every=2),
 }
 # the least ratio of the peer's step time to ours
@@ -71,6 +72,7 @@ TARGETS = {
     "plain PyTorch n=8000": 6.0,
     "plain PyTorch n=1000": 1.0,
     "full softmax": 300.0,
+    "full softmax in chunks": 300.0,
 }
 
 

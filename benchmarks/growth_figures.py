@@ -24,6 +24,7 @@ COLOUR = {
     "TAPAS top": COLOURS["TAPAS top"],
     "plain PyTorch": COLOURS["sampled softmax"],
     "full softmax": COLOURS["full softmax"],
+    "full softmax in chunks": INK,
 }
 WORDS = {
     "C": "classes, C",
@@ -34,7 +35,8 @@ WORDS = {
 }
 STEP = (
     "A step is the loss, its gradients and the update of the rows. Medians; both axes are "
-    "logarithmic. Plain PyTorch is a hand-written sampled softmax without a second pass."
+    "logarithmic. Plain PyTorch is a hand-written sampled softmax without a second pass; the full "
+    "softmax is cross_entropy of a linear layer, in chunks it is torch's linear_cross_entropy."
 )
 LEFT_OUT = (
     "Lines end where a contender does not fit into memory beside ours or would take too long."

@@ -46,6 +46,12 @@ THEMES = {
         "What does a busy process on the same machine cost?",
         sections.neighbour,
     ),
+    "full": Theme(
+        "bench_full.py",
+        "How is a full softmax best written today?",
+        sections.full,
+        has_targets=False,
+    ),
     "optimizers": Theme(
         "bench_optimizers.py",
         "What does it cost to update the rows by an optimizer, against the fused update?",
@@ -88,6 +94,11 @@ THEMES = {
         "bench_top.py",
         "How far are exact answers over all classes from the bare matrix product?",
         sections.top,
+    ),
+    "evaluation": Theme(
+        "bench_evaluation.py",
+        "How far is an exact evaluation, with baselines and intervals, from the bare products?",
+        sections.evaluation,
     ),
     "lists": Theme(
         "bench_lists.py",
@@ -236,7 +247,8 @@ def advice(records: dict[str, Record]) -> str:
         "With few classes: a full softmax is exact, has nothing to tune, and is faster up to its "
         f"break-even. Against our step with n={fixed['n']:,} and r={fixed['r']} "
         f"(D={fixed['D']}) it breaks even {'; '.join(parts)}. Below that, "
-        "`torch.nn.functional.cross_entropy` over all classes is the better choice."
+        "`torch.nn.functional.cross_entropy` or `linear_cross_entropy` over all classes is the "
+        "better choice."
     )
     return f"{text} {far_beyond(record)}Measured by {command(theme, record)}."
 
@@ -255,9 +267,9 @@ def far_beyond(record: Record) -> str:
     """The full softmax against ours at the largest number of classes it was measured with."""
     sweep, medians = (record["results"][k]["C"] for k in ("sweeps", "median_step_seconds"))
     both = [
-        (point["x"], times["full softmax"], times["TAPAS priority"])
+        (point["x"], min(full), times["TAPAS priority"])
         for point, times in zip(sweep["points"], medians, strict=True)
-        if "full softmax" in times
+        if (full := [times[name] for name in times if name.startswith("full softmax")])
     ]
     if not both:
         return ""

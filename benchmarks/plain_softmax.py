@@ -1,6 +1,6 @@
-"""Softmax heads in plain PyTorch: sampled softmax by hand, and the full softmax.
+"""Softmax heads in plain PyTorch: sampled softmax by hand, and the full softmax in two ways.
 
-Both have weights (C, D) and biases (C,) as parameters for torch.optim.Adagrad.
+All have weights (C, D) and biases (C,) as parameters for torch.optim.Adagrad.
 """
 
 import math
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LEARNING_RATE = 0.1
+CHUNK_ROWS = 256  # examples of a chunk of a full softmax: see bench_full.py
 
 
 class PlainSampledSoftmax(nn.Module):
@@ -56,6 +57,24 @@ class FullSoftmax(nn.Module):
     def forward(self, query: Tensor, target: Tensor) -> Tensor:
         """Mean loss of `query` (B, D) and `target` (B,)."""
         return F.cross_entropy(F.linear(query, self.weight, self.bias), target)
+
+
+class ChunkedFullSoftmax(FullSoftmax):
+    """`linear_cross_entropy` of torch in chunks of `rows` examples; torch chooses if None.
+
+    With many classes torch chooses a single example at a time, which is slow on a CPU.
+    """
+
+    def __init__(self, num_classes: int, dim: int, *, rows: int | None = CHUNK_ROWS, seed: int = 0):
+        super().__init__(num_classes, dim, seed=seed)
+        self.options = nn.LinearCrossEntropyOptions()
+        if rows is not None:
+            self.options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
+
+    def forward(self, query: Tensor, target: Tensor) -> Tensor:
+        return F.linear_cross_entropy(
+            query, self.weight, target, linear_bias=self.bias, options=self.options
+        )
 
 
 def start_rows(num_classes: int, dim: int, generator: torch.Generator) -> Tensor:

@@ -59,6 +59,19 @@ def peers(record: Record) -> str:
     return table(("contender", "step", "times ours", "table and row state", "peak beyond"), rows)
 
 
+def full(record: Record) -> str:
+    parts = []
+    for point, found in record["results"].items():
+        first = next(iter(found["seconds"].values()))
+        rows = [
+            (name, timing(values), ratio(values, first), megabytes(found["peak_bytes"][name]))
+            for name, values in found["seconds"].items()
+        ]
+        head = ("contender", "step", "against the first", "peak beyond rows and state")
+        parts.append(f"{point}\n\n{table(head, rows)}")
+    return "\n\n".join(parts)
+
+
 def in_common(a: dict[str, float], b: dict[str, float]) -> tuple[list[float], list[float]]:
     """Seconds of both in the rounds in which both had a turn."""
     common = [number for number in a if number in b]
@@ -303,6 +316,11 @@ def draw(record: Record) -> str:
 
 def top(record: Record) -> str:
     return against(record["results"]["seconds"], "product", "against the product")
+
+
+def evaluation(record: Record) -> str:
+    peak = f"Peak memory, beyond the model: {megabytes(record['results']['peak_bytes'])}."
+    return f"{top(record)}\n\n{peak}"
 
 
 def lists(record: Record) -> str:

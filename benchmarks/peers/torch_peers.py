@@ -119,6 +119,20 @@ class Full(WithAdagrad):
         return self.linear.weight, self.linear.bias
 
 
+class FullInChunks(Full):
+    """`linear_cross_entropy` of torch, which computes the logits of a part of the batch at a time.
+
+    The chunks that torch would choose have a single example each, which is slow on a CPU.
+    """
+
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=256, chunking_method=None)
+
+    def loss(self, query: Tensor, target: Tensor) -> Tensor:
+        return F.linear_cross_entropy(
+            query, self.linear.weight, target, linear_bias=self.linear.bias, options=self.options
+        )
+
+
 class Adaptive(WithAdagrad):
     """Clusters by frequency, with smaller vectors for rarer ones: not the model of the others."""
 

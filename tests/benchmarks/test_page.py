@@ -107,3 +107,5 @@ def test_the_break_even_is_linear_in_log_log_and_swaps_the_quartiles_of_the_rati
     found = growth.break_even(points)
     assert [found[key] for key in ("low", "classes", "high")] == pytest.approx([25, 50, 100])
     assert found["first_ratio"] == pytest.approx(0.2)
+    points[1]["seconds"][growth.CHUNKED] = [100.0] * 3  # the faster of the two full softmaxes
+    assert growth.break_even(points)["classes"] == pytest.approx(1000)

@@ -9,19 +9,27 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints, Split
 from tapas.errors import UsageError
+from tapas.evaluation.followers import baskets, count_followers, following
+from tapas.evaluation.ragged import (
+    Ids,
+    Integers,
+    chunks,
+    distinct_keys,
+    holds,
+    ordered,
+    places,
+    runs,
+    spans,
+)
 from tapas.evaluation.scores import LIST_LENGTH
 from tapas.shapes import check_positive
 
-Ids = NDArray[np.int64]
-Integers = NDArray[np.integer]
-
-PAIRS_PER_CHUNK = 1 << 22
+ELEMENTS_PER_CHUNK = 1 << 21  # events and candidates that are sorted at a time
 
 
 class Baseline(ABC):
@@ -39,8 +47,11 @@ class Baseline(ABC):
                 f"{len(train_counts) - 1}, the classes of train_counts."
             )
         self.items, self.offsets, self.num_classes = items, offsets, len(train_counts)
-        order = np.argsort(-train_counts.astype(np.int64), kind="stable")  # ties by id
-        self.popular: Ids = order[train_counts[order] > 0]
+        trained = np.flatnonzero(train_counts)
+        counts = train_counts[trained].astype(np.int64)
+        self.popular: Ids = trained[ordered(counts.max(initial=0) - counts)[1]]  # ties by id
+        self.place = np.full(self.num_classes, len(self.popular))  # of each class among these
+        self.place[self.popular] = np.arange(len(self.popular))
 
     def rank(self, user: Integers, point: Integers, k: int, *, exclude: bool = False) -> Ids:
         """The k best distinct ids for each pair of `user` (P,) and `point` (P,): (P, k) int64.
@@ -50,18 +61,56 @@ class Baseline(ABC):
         """
         check_positive("k", k)
         self._check_points(user, point)
+        start = self.offsets[user]
         ranked = np.full((len(user), k), -1, dtype=np.int64)
-        listed = np.zeros(self.num_classes, dtype=bool)
-        for row, start, stop in zip(ranked, self.offsets[user], point, strict=True):
-            history = self.items[start:stop]
-            first = self._first_choice(start, stop, k + len(history) if exclude else k)
-            excluded = history if exclude else history[:0]
-            _fill(row, first, self.popular, excluded, listed)
+        for some in chunks(self._sizes(start, point) + k, ELEMENTS_PER_CHUNK):
+            self._rank(ranked[some], start[some], point[some], exclude)
         return ranked
 
+    def _rank(self, ranked: Ids, start: Integers, stop: Integers, exclude: bool) -> None:
+        """Fill `ranked` (P, k), which is -1, for the histories items[start:stop]."""
+        row, ids = self._first_choices(start, stop, exclude)
+        place = places(row)
+        listed = place < ranked.shape[1]
+        row, ids, place = row[listed], ids[listed], place[listed]
+        ranked[row, place] = ids
+        if exclude:
+            position, of_history = spans(start, stop)
+            row, ids = np.append(of_history, row), np.append(self.items[position], ids)
+        self._fill(ranked, row, ids)
+
+    def _fill(self, ranked: Ids, row: Ids, ids: Ids) -> None:
+        """Fill up `ranked` (P, k) with popular classes; row[i] must not get ids[i] again.
+
+        If e_0 < e_1 < ... are the places of such ids among the popular classes, the j-th class that
+        is left is at place j + (the number of i with e_i - i <= j).
+        """
+        num_rows, k = ranked.shape
+        place, size = self.place[ids], np.bincount(row, minlength=num_rows)
+        near = place < np.minimum(k + size, len(self.popular))[row]  # others are never reached
+        width = len(self.popular) + k + 1
+        key, _ = ordered(row[near] * width + place[near])
+        key = key[runs(key)[0]]
+        row = key // width
+        key -= places(row)
+        missing = ranked < 0  # at the ends of the rows
+        slot, column = np.nonzero(missing)
+        j = column - (k - missing.sum(axis=1))[slot]
+        before = np.searchsorted(row, np.arange(num_rows))
+        place = j + np.searchsorted(key, slot * width + j, side="right") - before[slot]
+        there = place < len(self.popular)
+        ranked[slot[there], column[there]] = self.popular[place[there]]
+
+    def _sizes(self, start: Integers, stop: Integers) -> Ids:
+        """How many numbers ranking the histories items[start:stop] takes, (P,)."""
+        return (stop - start).astype(np.int64)
+
     @abstractmethod
-    def _first_choice(self, start: int, stop: int, most: int) -> Ids:
-        """Up to `most` distinct ids, best first, for the history items[start:stop]."""
+    def _first_choices(self, start: Integers, stop: Integers, exclude: bool) -> tuple[Ids, Ids]:
+        """Distinct ids for each history items[start:stop], best first; `exclude` as in `rank`.
+
+        Returns the row of each id, ascending, and the ids.
+        """
 
     def _check_points(self, user: Integers, point: Integers) -> None:
         num_users = len(self.offsets) - 1
@@ -85,18 +134,25 @@ class Baseline(ABC):
 class MostPopular(Baseline):
     """The classes most frequent in training, ties by id; the same for all users."""
 
-    def _first_choice(self, start: int, stop: int, most: int) -> Ids:
-        return self.popular[:0]
+    def _first_choices(self, start: Integers, stop: Integers, exclude: bool) -> tuple[Ids, Ids]:
+        return self.popular[:0], self.popular[:0]
 
 
 class UserMostFrequent(Baseline):
     """The items most frequent in the user's history, ties by the most recent."""
 
-    def _first_choice(self, start: int, stop: int, most: int) -> Ids:
-        ids, ago, count = np.unique(
-            self.items[start:stop][::-1], return_index=True, return_counts=True
-        )
-        return ids[np.lexsort((ago, -count))[:most]].astype(np.int64)
+    def _first_choices(self, start: Integers, stop: Integers, exclude: bool) -> tuple[Ids, Ids]:
+        if exclude:
+            return self.popular[:0], self.popular[:0]
+        position, row = spans(start, stop)
+        longest = int((stop - start).max(initial=0)) + 1
+        key, order = ordered(row * self.num_classes + self.items[position])
+        first, count = runs(key)
+        latest = position[order][first + count - 1]  # equal keys are in the order of events
+        row, ids = np.divmod(key[first], self.num_classes)
+        ago = stop[row] - latest
+        key, order = ordered((row * longest + longest - 1 - count) * longest + ago)
+        return row[order], ids[order]
 
 
 class CoOccurrence(Baseline):
@@ -105,8 +161,8 @@ class CoOccurrence(Baseline):
     A basket is the events of one user with equal `times` (N,). The followers of an event are the
     user's next `window` events after its basket, or all of the next basket if that is larger.
     Only events before `train_end` (U,), positions in `items`, are counted. The `keep` most
-    frequent followers of each item are stored (ties by id), and the counts of all items of the
-    last basket are added up.
+    frequent followers of each item count (ties by id), and the counts of all items of the last
+    basket are added up. `rank` counts the followers of the items that it needs.
     """
 
     def __init__(
@@ -134,87 +190,47 @@ class CoOccurrence(Baseline):
                 f"train_end of user {bad[0]} is {train_end[bad[0]]}; expected {offsets[bad[0]]} to "
                 f"{offsets[bad[0] + 1]}. It is a position in items, not within the user."
             )
-        self.basket_start, basket_end = _baskets(times, offsets)
-        first, last = _followers(basket_end, offsets, train_end, window)
-        pair, count = _count_pairs(items, first, last, self.num_classes)
-        item, follower = np.divmod(pair, max(1, self.num_classes))
-        order = np.lexsort((follower, -count, item))
-        rank = np.arange(len(order)) - np.searchsorted(item, item)  # item is sorted
-        order = order[rank < keep]
-        self.follower, self.count = follower[order], count[order]
-        self.starts = np.searchsorted(item[order], np.arange(self.num_classes + 1))
+        self.keep = keep
+        self.basket_start, basket_end = baskets(times, offsets)
+        self.following = following(basket_end, offsets, train_end, window)
 
-    def _first_choice(self, start: int, stop: int, most: int) -> Ids:
-        if start == stop:
-            return self.popular[:0]
-        basket = self.items[max(start, self.basket_start[stop - 1]) : stop]
-        spans = [slice(self.starts[item], self.starts[item + 1]) for item in np.unique(basket)]
-        if len(spans) == 1:
-            return self.follower[spans[0]][:most]
-        ids, which = np.unique(
-            np.concatenate([self.follower[span] for span in spans]), return_inverse=True
+    def rank(self, user: Integers, point: Integers, k: int, *, exclude: bool = False) -> Ids:
+        self._check_points(user, point)
+        basket = spans(self._basket(self.offsets[user], point), point)[0]
+        wanted = np.zeros(self.num_classes, dtype=bool)
+        wanted[self.items[basket]] = True
+        self.starts, self.follower, self.count = count_followers(
+            self.items, *self.following, wanted, self.keep
         )
-        votes = np.bincount(which, np.concatenate([self.count[span] for span in spans]))
-        return ids[np.argsort(-votes, kind="stable")[:most]]
+        return super().rank(user, point, k, exclude=exclude)
 
+    def _basket(self, start: Integers, stop: Integers) -> Ids:
+        """Where the last basket of each history items[start:stop] begins, (P,)."""
+        if not len(self.items):
+            return start.astype(np.int64)
+        begin = np.maximum(start, self.basket_start[np.maximum(stop, 1) - 1])
+        return np.where(stop > start, begin, stop)
 
-def _fill(row: Ids, first: Ids, rest: Ids, excluded: Integers, listed: NDArray[np.bool_]) -> None:
-    """Fill `row` (k,) with the ids of `first`, then of `rest`, distinct and none `excluded`.
+    def _sizes(self, start: Integers, stop: Integers) -> Ids:
+        return super()._sizes(start, stop) + self.keep * (stop - self._basket(start, stop))
 
-    `listed` (C,) is scratch space: all False before and after.
-    """
-    listed[excluded] = True
-    first = first[~listed[first]][: len(row)]
-    row[: len(first)] = first
-    if len(first) < len(row):
-        listed[first] = True
-        rest = rest[: len(row) + len(excluded)]  # enough: at most that many are skipped
-        rest = rest[~listed[rest]][: len(row) - len(first)]
-        row[len(first) : len(first) + len(rest)] = rest
-        listed[first] = False
-    listed[excluded] = False
-
-
-def _baskets(times: Integers, offsets: Integers) -> tuple[Ids, Ids]:
-    """Start and end (exclusive) of the basket of each event, (N,) each."""
-    new = np.ones(len(times) + 1, dtype=bool)
-    np.not_equal(times[1:], times[:-1], out=new[1:-1])
-    new[offsets] = True
-    starts = np.flatnonzero(new)
-    basket = np.cumsum(new[:-1]) - 1
-    return starts[basket], starts[basket + 1]
-
-
-def _followers(
-    basket_end: Ids, offsets: Integers, train_end: Integers, window: int
-) -> tuple[Ids, Ids]:
-    """Start and end (exclusive) of the training events that follow each event, (N,) each."""
-    limit = np.repeat(train_end.astype(np.int64), np.diff(offsets))
-    first = np.minimum(basket_end, limit)
-    next_end = np.append(basket_end, 0)[np.minimum(first, len(basket_end))]
-    last = np.minimum(np.maximum(next_end, first + window), limit)
-    outside = np.arange(len(basket_end)) >= limit
-    last[outside] = first[outside]
-    return first, last
-
-
-def _count_pairs(items: Integers, first: Ids, last: Ids, num_classes: int) -> tuple[Ids, Ids]:
-    """Distinct pairs as item * num_classes + follower, sorted, and the count of each."""
-    lengths = last - first
-    total = lengths.sum()
-    edges = np.searchsorted(np.cumsum(lengths), np.arange(PAIRS_PER_CHUNK, total, PAIRS_PER_CHUNK))
-    pairs, counts = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-    for start, stop in zip([0, *edges], [*edges, len(items)], strict=True):
-        length = lengths[start:stop]
-        # concatenate the ranges first .. last-1 of all events
-        shift = first[start:stop] - (np.cumsum(length) - length)
-        position = np.arange(length.sum()) + np.repeat(shift, length)
-        pair = np.repeat(items[start:stop].astype(np.int64) * num_classes, length) + items[position]
-        pair, count = np.unique(pair, return_counts=True)
-        pairs.append(pair)
-        counts.append(count)
-    pair, which = np.unique(np.concatenate(pairs), return_inverse=True)
-    return pair, np.bincount(which, np.concatenate(counts), len(pair)).astype(np.int64)
+    def _first_choices(self, start: Integers, stop: Integers, exclude: bool) -> tuple[Ids, Ids]:
+        basket = distinct_keys(self.items, self._basket(start, stop), stop, self.num_classes)
+        row, item = np.divmod(basket, self.num_classes)
+        position, which = spans(self.starts[item], self.starts[item + 1])
+        key, order = ordered(row[which] * self.num_classes + self.follower[position])
+        if not len(key):
+            return key, key
+        first, _ = runs(key)
+        votes = np.add.reduceat(self.count[position][order], first)
+        key = key[first]
+        if exclude:
+            left = ~holds(distinct_keys(self.items, start, stop, self.num_classes), key)
+            key, votes = key[left], votes[left]
+        row, ids = np.divmod(key, self.num_classes)
+        most = int(votes.max(initial=0)) + 1
+        _, order = ordered(row * most + most - 1 - votes)  # ties by id
+        return row[order], ids[order]
 
 
 # as ledgers have them; `title_of` is what a user reads

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints, Split, next_items_at
@@ -22,16 +21,8 @@ from tapas.evaluation.ranked_lists import (
     ranked_lists,
     without_seen,
 )
-from tapas.evaluation.scores import (
-    LIST_LENGTH,
-    Scores,
-    metrics_per_example,
-    paired_difference,
-    score_lists,
-)
+from tapas.evaluation.scores import LIST_LENGTH, RankedLists, Scores, score_together
 from tapas.tables.ranks import ONE_PROCESS, Ranks
-
-RankedLists = tuple[Tensor, Tensor | None]  # items (P, 20), best first, and losses (P,) if known
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +88,9 @@ def evaluate(
         lists[title_of(name)] = counted, None
     lists |= others
     truth, counts = torch.from_numpy(target), torch.from_numpy(split.train_counts)
-    scores = {
-        name: score_lists(
-            each,
-            truth,
-            train_counts=counts,
-            loss=loss,
-            k=min(num_targets, LIST_LENGTH),
-        )
-        for name, (each, loss) in lists.items()
-    }
-    precision = {
-        name: metrics_per_example(each, truth)[f"map@{LIST_LENGTH}"]
-        for name, (each, _) in lists.items()
-    }
-    lead = {
-        name: paired_difference(precision["model"], value)
-        for name, value in precision.items()
-        if name != "model"
-    }
+    scores, lead = score_together(
+        lists, truth, train_counts=counts, k=min(num_targets, LIST_LENGTH)
+    )
     report: dict[str, Any] = dict(split.report)
     sizes = (next_items_at(log, points, num_targets) >= 0).sum(axis=1)
     report["seen_targets"] = int(sizes.sum()) - int((target >= 0).sum())

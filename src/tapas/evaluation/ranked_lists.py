@@ -1,6 +1,6 @@
 """Exact ranked lists and full softmax losses of a model at evaluation points."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,11 +13,15 @@ from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints
 from tapas.data.windows import gather_histories
 from tapas.errors import DataError
+from tapas.evaluation.ragged import Ids, chunks, distinct_keys, holds, padded
 from tapas.evaluation.scores import LIST_LENGTH, metrics_per_example
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 
-QUERIES_PER_CHUNK = 256
-Integers = NDArray[np.integer]
+QUERIES_PER_CHUNK = 1024  # the native top-k works on as many at a time
+EVENTS_PER_CHUNK = 1 << 16  # of padded histories; but see FEWEST_QUERIES
+FEWEST_QUERIES = 256  # however long histories are
+EXCLUDED_PER_CHUNK = 1 << 24  # of padded lists of classes that are left out
+SEEN_PER_CHUNK = 1 << 21  # events of histories that are sorted at a time
 
 
 class Prediction(Protocol):
@@ -32,8 +36,10 @@ class Prediction(Protocol):
         Negative ids in `exclude` are padding.
         """
 
-    def log_prob(self, ids: Tensor) -> Tensor:
-        """Exact log-probabilities (B, L) of `ids` (B, L)."""
+    def topk_and_log_prob(
+        self, k: int, ids: Tensor, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The ids (B, k) of `topk`, and exact log-probabilities (B, L) of `ids` (B, L)."""
 
 
 class Predictor(Protocol):
@@ -70,40 +76,62 @@ def ranked_lists(
     over the targets of an example, NaN without targets; it is None unless `with_loss`. With
     several `ranks` each ranks its share of every chunk, and all get the same result.
     """
-    start, point, items = np.asarray(log.offsets)[points.user], points.point, log.items
+    start, point = np.asarray(log.offsets)[points.user], points.point
     lists, losses = [], []
-    for first in range(0, len(points), QUERIES_PER_CHUNK):
-        size = min(QUERIES_PER_CHUNK, len(points) - first)
-        mine = slice(*(first + bound for bound in ranks.local_range(size)))
-        recent, lengths, _ = gather_histories(items, start[mine], point[mine], options.history)
+    for chunk in _chunks(point - start, options):
+        size = chunk.stop - chunk.start
+        mine = slice(*(chunk.start + bound for bound in ranks.local_range(size)))
+        recent, lengths, _ = gather_histories(log.items, start[mine], point[mine], options.history)
         prediction = model.predict(torch.from_numpy(recent), torch.from_numpy(lengths))
-        exclude: Tensor | None = None
-        excluded = [] if options.excluded_class is None else [np.array([options.excluded_class])]
-        if options.exclude_seen:
-            pairs = zip(start[mine], point[mine], strict=True)
-            exclude = pad([np.concatenate([np.unique(items[s:p]), *excluded]) for s, p in pairs])
-        elif excluded:
-            exclude = pad(excluded * len(recent))
+        exclude = _excluded(log, start[mine], point[mine], options)
         sizes = ranks.local_sizes(size)
-        lists.append(ranks.gather_rows(top_padded(prediction, LIST_LENGTH, exclude), sizes))
-        if with_loss:
-            losses.append(
-                ranks.gather_rows(_loss(prediction, torch.from_numpy(target[mine])), sizes)
-            )
-        on_progress(first + size)
+        wanted = torch.from_numpy(target[mine]) if with_loss else None
+        best, loss = _ranked(prediction, wanted, exclude)
+        lists.append(ranks.gather_rows(best, sizes))
+        if loss is not None:
+            losses.append(ranks.gather_rows(loss, sizes))
+        on_progress(chunk.stop)
     return torch.cat(lists), torch.cat(losses) if with_loss else None
 
 
-def top_padded(prediction: Prediction, k: int, exclude: Tensor | None) -> Tensor:
-    """Ids of the k best classes without `exclude`, (B, k), padded with -1."""
-    _, ids = prediction.topk(min(k, prediction.num_classes), exclude)
-    return torch.nn.functional.pad(ids.cpu(), (0, k - ids.shape[1]), value=-1)
+def _chunks(lengths: Ids, options: ListOptions) -> Iterator[slice]:
+    """Slices of points with histories of `lengths` (P,) that are ranked at a time."""
+    most = max(FEWEST_QUERIES, EVENTS_PER_CHUNK // options.history)
+    most = min(QUERIES_PER_CHUNK, most)
+    for first in range(0, len(lengths), most):
+        last = min(first + most, len(lengths))
+        step = last - first
+        if options.exclude_seen:
+            step = max(1, min(step, EXCLUDED_PER_CHUNK // int(lengths[first:last].max())))
+        for start in range(first, last, step):
+            yield slice(start, min(start + step, last))
 
 
-def _loss(prediction: Prediction, target: Tensor) -> Tensor:
-    real = (target >= 0).float()
-    log_prob = prediction.log_prob(target.clamp(min=0)).cpu()
-    return -(log_prob * real).sum(dim=1) / real.sum(dim=1)
+def _excluded(log: EventLog, start: Ids, stop: Ids, options: ListOptions) -> Tensor | None:
+    """(B, E) the classes that lists must not have, for the histories items[start:stop]."""
+    one = options.excluded_class
+    if options.exclude_seen:
+        keys = distinct_keys(log.items, start, stop, log.num_items)
+        exclude = padded(*np.divmod(keys, log.num_items), len(start))
+        if one is not None:
+            exclude = np.pad(exclude, ((0, 0), (0, 1)), constant_values=one)
+        return torch.from_numpy(exclude)
+    return None if one is None else torch.full((len(start), 1), one)
+
+
+def _ranked(
+    prediction: Prediction, target: Tensor | None, exclude: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The 20 best without `exclude`, (B, 20), padded with -1, and the loss (B,) of `target`."""
+    k = min(LIST_LENGTH, prediction.num_classes)
+    loss = None
+    if target is None:
+        _, best = prediction.topk(k, exclude)
+    else:
+        best, log_prob = prediction.topk_and_log_prob(k, target.clamp(min=0), exclude)
+        real = (target >= 0).float()
+        loss = -(log_prob.cpu() * real).sum(dim=1) / real.sum(dim=1)
+    return torch.nn.functional.pad(best.cpu(), (0, LIST_LENGTH - k), value=-1), loss
 
 
 def without_seen(log: EventLog, points: EvalPoints, target: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -112,8 +140,11 @@ def without_seen(log: EventLog, points: EvalPoints, target: NDArray[np.int64]) -
     Raises `DataError` if no target is left.
     """
     left, start = target.copy(), np.asarray(log.offsets)[points.user]
-    for row, s, p in zip(left, start, points.point, strict=True):
-        row[np.isin(row, log.items[s:p])] = -1
+    for some in chunks(points.point - start, SEEN_PER_CHUNK):
+        keys = distinct_keys(log.items, start[some], points.point[some], log.num_items)
+        row = np.arange(some.stop - some.start)[:, None]
+        wanted = row * log.num_items + np.maximum(target[some], 0)
+        left[some][holds(keys, wanted)] = -1  # padding is -1 already
     if not (left >= 0).any():
         raise DataError(
             f"none of the next items of the {len(points):,} users to judge by is new to its user, "
@@ -121,14 +152,6 @@ def without_seen(log: EventLog, points: EvalPoints, target: NDArray[np.int64]) -
             "with --keep-seen when you evaluate a run."
         )
     return left
-
-
-def pad(rows: list[NDArray[np.integer]]) -> Tensor:
-    """Rows of different lengths as one int64 tensor (B, longest), padded with -1."""
-    padded = np.full((len(rows), max([1, *map(len, rows)])), -1, dtype=np.int64)
-    for line, row in zip(padded, rows, strict=True):
-        line[: len(row)] = row
-    return torch.from_numpy(padded)
 
 
 def mean_scores(

@@ -7,6 +7,7 @@ Examples are resampled one by one, so intervals are too narrow if a user has sev
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,8 @@ from tapas.shapes import check_ids, check_integer, check_shape
 LIST_LENGTH = 20  # ids of each ranked list that are evaluated
 RESAMPLES = 1_000
 DRAWS_PER_CHUNK = 1 << 22
+BUCKETS = ("head", "middle", "tail", "unseen")
+RankedLists = tuple[Tensor, Tensor | None]  # items (P, 20), best first, and losses (P,) if known
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +75,76 @@ def score_lists(
     Raises `UsageError` for wrong shapes or ids or if no example has a target, `DataError` if a
     loss is NaN or infinite.
     """
+    found, _ = score_together(
+        {"": (ranked, loss)}, target, train_counts=train_counts, k=k, seed=seed
+    )
+    return found[""]
+
+
+def score_together(
+    lists: Mapping[str, RankedLists],
+    target: Tensor,
+    *,
+    train_counts: Tensor,
+    k: int = 5,
+    seed: int = 0,
+) -> tuple[dict[str, Scores], dict[str, Interval]]:
+    """`score_lists` of several lists, and MAP@20 of the first minus that of each other, paired.
+
+    Resamples are drawn once for all.
+    """
     sizes = check_shape({}, train_counts=(train_counts, "C"), target=(target, "P L"))
-    sizes = check_shape(sizes, ranked=(ranked, "P K"))
-    ranked, target, train_counts = ranked.cpu(), target.cpu(), train_counts.cpu()
-    for name, ids in (("ranked", ranked), ("target", target)):
-        check_ids(name, check_integer(name, ids).clamp(min=0), sizes["C"])
+    target, train_counts = target.cpu(), train_counts.cpu()
+    lists = {name: (ranked.cpu(), loss) for name, (ranked, loss) in lists.items()}
+    check_ids("target", check_integer("target", target).clamp(min=0), sizes["C"])
+    for ranked, _ in lists.values():
+        check_shape(sizes, ranked=(ranked, "P K"))
+        check_ids("ranked", check_integer("ranked", ranked).clamp(min=0), sizes["C"])
     has_target = (target >= 0).any(dim=1)
     if not bool(has_target.any()):
         raise UsageError("no example has a target: there is nothing to score.")
-    values = metrics_per_example(ranked, target, k=k)
-    if loss is not None:
-        check_shape(sizes, loss=(loss, "P"))
-        loss = loss.cpu()
-        bad = (has_target & ~loss.isfinite()).nonzero()
-        if len(bad):
-            raise DataError(
-                f"loss of example {int(bad[0])} is {float(loss[bad[0]])}. The model has diverged: "
-                "evaluate an earlier checkpoint, or train with a lower learning rate."
-            )
-        values["loss"] = loss
-    top = ranked[has_target, :LIST_LENGTH].long()
-    return Scores(
-        num_examples=int(has_target.sum()),
-        metrics=_intervals({name: value[has_target] for name, value in values.items()}, seed),
-        buckets=_buckets(top, target[has_target].long(), train_counts, seed),
-        coverage=int(torch.bincount(top[top >= 0]).count_nonzero()),
-    )
+    values, tables = dict[str, dict[str, Tensor]](), dict[tuple[str, str], Tensor]()
+    bucket_of, true = bucket_classes(train_counts), target[has_target].long()
+    for name, (ranked, loss) in lists.items():
+        found = metrics_per_example(ranked, target, k=k)
+        if loss is not None:
+            check_shape(sizes, loss=(loss, "P"))
+            found["loss"] = _finite(loss.cpu(), has_target)
+        values[name] = {metric: value[has_target].double() for metric, value in found.items()}
+        tables[name, "metrics"] = torch.stack(list(values[name].values()), dim=1)
+        tables[name, "buckets"] = _hits_and_targets(
+            ranked[has_target, :LIST_LENGTH], true, bucket_of
+        )
+    first, *others = (found[f"map@{LIST_LENGTH}"] for found in values.values())
+    for name, other in zip(list(lists)[1:], others, strict=True):
+        tables[name, "lead"] = (first - other)[:, None]
+    sums = dict(zip(tables, _resampled_sums(list(tables.values()), seed), strict=True))
+    scores = {
+        name: Scores(
+            num_examples=len(true),
+            metrics=_intervals(list(values[name]), tables[name, "metrics"], sums[name, "metrics"]),
+            buckets=_buckets(listed, bucket_of, tables[name, "buckets"], sums[name, "buckets"]),
+            coverage=int(torch.bincount(listed).count_nonzero()),
+        )
+        for name, (ranked, _) in lists.items()
+        for listed in [_listed(ranked[has_target, :LIST_LENGTH])]
+    }
+    leads = {
+        name: _intervals([""], tables[name, "lead"], sums[name, "lead"])[""]
+        for name in list(lists)[1:]
+    }
+    return scores, leads
+
+
+def _finite(loss: Tensor, has_target: Tensor) -> Tensor:
+    """`loss` (P,); an error if that of an example with a target is NaN or infinite."""
+    bad = (has_target & ~loss.isfinite()).nonzero()
+    if len(bad):
+        raise DataError(
+            f"loss of example {int(bad[0])} is {float(loss[bad[0]])}. The model has diverged: "
+            "evaluate an earlier checkpoint, or train with a lower learning rate."
+        )
+    return loss
 
 
 def metrics_per_example(ranked: Tensor, target: Tensor, *, k: int = 5) -> dict[str, Tensor]:
@@ -137,31 +184,37 @@ def paired_difference(a: Tensor, b: Tensor, *, seed: int = 0) -> Interval:
     difference = (a.double() - b.double())[~a.isnan()]
     if not len(difference):
         raise UsageError("no example has a value: there is nothing to compare.")
-    return _intervals({"difference": difference}, seed)["difference"]
+    table = difference[:, None]
+    return _intervals([""], table, _resampled_sums([table], seed)[0])[""]
 
 
-def _intervals(values: dict[str, Tensor], seed: int) -> dict[str, Interval]:
-    """Intervals of the means of `values`, (P,) each, from the same resamples."""
-    table = torch.stack([value.detach().cpu().double() for value in values.values()], dim=1)
-    means = _resampled_sums(table, seed) / len(table)
+def _intervals(names: Sequence[str], table: Tensor, sums: Tensor) -> dict[str, Interval]:
+    """Intervals of the means of the columns of `table` (P, M), resampled `sums` (R, M)."""
+    means = sums / len(table)
     return {
         name: _interval(float(table[:, column].mean()), means[:, column], len(table))
-        for column, name in enumerate(values)
+        for column, name in enumerate(names)
     }
 
 
-def _resampled_sums(table: Tensor, seed: int) -> Tensor:
-    """Sums over P rows drawn with replacement from `table` (P, M), 1,000 times: (R, M)."""
-    num_examples = len(table)
+def _resampled_sums(tables: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """Sums over P rows drawn with replacement from each table (P, M), 1,000 times: (R, M).
+
+    The same rows are drawn from all tables. Each has a product of its own, so that the bits of
+    its sums do not depend on the other tables.
+    """
+    num_examples = len(tables[0])
     generator = stream(seed, "bootstrap")
-    sums = []
+    sums = [list[Tensor]() for _ in tables]
     at_once = max(1, DRAWS_PER_CHUNK // num_examples)
     for start in range(0, RESAMPLES, at_once):
         shape = (min(at_once, RESAMPLES - start), num_examples)
         drawn = torch.randint(num_examples, shape, generator=generator)
         one = torch.ones((), dtype=torch.float64).expand(shape)
-        sums.append(torch.zeros(shape, dtype=torch.float64).scatter_add_(1, drawn, one) @ table)
-    return torch.cat(sums)
+        times = torch.zeros(shape, dtype=torch.float64).scatter_add_(1, drawn, one)
+        for each, table in zip(sums, tables, strict=True):
+            each.append(times @ table)
+    return [torch.cat(each) for each in sums]
 
 
 def _interval(value: float, resampled: Tensor, num_examples: int) -> Interval:
@@ -173,29 +226,44 @@ def _interval(value: float, resampled: Tensor, num_examples: int) -> Interval:
     return Interval(value, low, high)
 
 
-def _buckets(top: Tensor, target: Tensor, train_counts: Tensor, seed: int) -> dict[str, Bucket]:
-    bucket_of = bucket_classes(train_counts)
+def _listed(top: Tensor) -> Tensor:
+    return top[top >= 0].long()
+
+
+def _hits_and_targets(top: Tensor, target: Tensor, bucket_of: Tensor) -> Tensor:
+    """(P, 8) for each bucket, how many of its targets an example finds in `top`, and has."""
     is_target = first_occurrences(target) & (target >= 0)
     found = torch.zeros_like(is_target)
     for column in top.unbind(dim=1):
         found |= target == column[:, None]
     target_bucket = bucket_of[target.clamp(min=0)]
-    listed_bucket = bucket_of[top[top >= 0]]
-    buckets = {}
-    for number, name in enumerate(("head", "middle", "tail", "unseen")):
+    counts = []
+    for number in range(len(BUCKETS)):
         mine = is_target & (target_bucket == number)
-        # resample hits and targets together: both sums of the ratio are random
-        counts = torch.stack([(mine & found).sum(dim=1), mine.sum(dim=1)], dim=1).double()
-        num_hits, num_targets = counts.sum(dim=0).tolist()
+        counts += [(mine & found).sum(dim=1), mine.sum(dim=1)]
+    return torch.stack(counts, dim=1).double()
+
+
+def _buckets(
+    listed: Tensor, bucket_of: Tensor, counts: Tensor, resampled: Tensor
+) -> dict[str, Bucket]:
+    """Buckets with hits and targets `counts` (P, 8) and their `resampled` sums (R, 8)."""
+    num_classes = torch.bincount(bucket_of, minlength=len(BUCKETS)).tolist()
+    num_listed = torch.bincount(bucket_of[listed], minlength=len(BUCKETS)).tolist()
+    buckets = {}
+    for number, name in enumerate(BUCKETS):
+        mine = slice(2 * number, 2 * number + 2)
+        num_hits, num_targets = counts[:, mine].sum(dim=0).tolist()
         recall = None
         if num_targets:
-            hits, targets = _resampled_sums(counts, seed).unbind(dim=1)
+            # hits and targets are resampled together: both sums of the ratio are random
+            hits, targets = resampled[:, mine].unbind(dim=1)
             recall = _interval(num_hits / num_targets, hits / targets, len(counts))
         buckets[name] = Bucket(
-            num_classes=int((bucket_of == number).sum()),
+            num_classes=num_classes[number],
             num_targets=int(num_targets),
             recall=recall,
-            share=int((listed_bucket == number).sum()) / max(1, len(listed_bucket)),
+            share=num_listed[number] / max(1, len(listed)),
         )
     return buckets
 
@@ -206,9 +274,11 @@ def bucket_classes(train_counts: Tensor) -> Tensor:
     >>> bucket_classes(torch.tensor([0, 10, 3, 3, 3, 1]))
     tensor([3, 0, 1, 1, 1, 2])
     """
-    count, order = check_integer("train_counts", train_counts).sort(descending=True, stable=True)
+    counts = check_integer("train_counts", train_counts)
+    bucket = torch.full_like(counts, 3, dtype=torch.int64)
+    seen = counts.nonzero()[:, 0]
+    count, order = counts[seen].sort(descending=True, stable=True)
     before = count.cumsum(0) - count  # events of all more frequent classes
     total = int(count.sum())
-    bucket = (2 * before >= total).long() + (10 * before >= 9 * total).long()
-    bucket[count == 0] = 3
-    return torch.empty_like(bucket).scatter_(0, order, bucket)
+    bucket[seen[order]] = (2 * before >= total).long() + (10 * before >= 9 * total).long()
+    return bucket

@@ -10,13 +10,13 @@ items of the history.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tapas.heads import Head
 from tapas.optim import RowUpdate
 from tapas.shapes import check_positive
 from tapas.tables import ClassTable, LocalTable
@@ -39,20 +39,28 @@ class CopyDistribution:
         return self._mix(softmax, torch.stack(copied, dim=1))
 
     def topk(
-        self, head: Head, query: Tensor, k: int, exclude: Tensor | None = None
+        self,
+        best: Tensor,
+        log_prob: Callable[[Tensor], Tensor],
+        num_classes: int,
+        exclude: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and ids of the k best classes, (Q, k) each; see `Head.topk`."""
-        _, best = head.topk(query, k, exclude=exclude)
+        """Log-probabilities and ids of the k best classes, (Q, k) each; see `Head.topk`.
+
+        Args:
+            best: (Q, k) the k best classes of the softmax without `exclude`.
+            log_prob: log-probabilities of the softmax, (Q, L) for ids (Q, L).
+        """
         past, copied = self._distinct()
         if exclude is not None:
-            past = past.masked_fill(_within(past, exclude.to(past.device), head.num_classes), -1)
-        best = best.masked_fill(_within(best, past, head.num_classes), -1)
-        ids = torch.cat([best, past], dim=1)
-        softmax = head.log_prob(query, ids.clamp(min=0))
+            past = past.masked_fill(_within(past, exclude.to(past.device), num_classes), -1)
+        others = best.masked_fill(_within(best, past, num_classes), -1)
+        ids = torch.cat([others, past], dim=1)
         score = self._mix(
-            softmax, torch.cat([torch.zeros_like(best, dtype=copied.dtype), copied], 1)
+            log_prob(ids.clamp(min=0)),
+            torch.cat([torch.zeros_like(others, dtype=copied.dtype), copied], 1),
         )
-        score, ids = merge_topk(score.masked_fill(ids < 0, -torch.inf), ids, k)
+        score, ids = merge_topk(score.masked_fill(ids < 0, -torch.inf), ids, best.shape[1])
         return score, ids.masked_fill(score == -torch.inf, -1)
 
     def _mix(self, softmax: Tensor, copied: Tensor) -> Tensor:

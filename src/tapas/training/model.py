@@ -1,6 +1,8 @@
 """The sequence model: input vectors, an encoder, a softmax head and an optional copy part."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -179,13 +181,25 @@ class Prediction:
         """
         if self.copies is None:
             return self.head.topk(self.query, k, exclude=exclude)
-        return self.copies.topk(self.head, self.query, k, exclude)
+        return self.topk_log_prob(k, exclude)
 
     def topk_log_prob(self, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`topk` with exact log-probabilities instead of scores."""
         if self.copies is None:
             return self.head.topk_log_prob(self.query, k, exclude=exclude)
-        return self.copies.topk(self.head, self.query, k, exclude)
+        best, log_prob = best_classes(self.head, self.query, k, exclude)
+        return self.copies.topk(best, log_prob, self.num_classes, exclude)
+
+    def topk_and_log_prob(
+        self, k: int, ids: Tensor, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The ids (B, k) of `topk` and `log_prob` of `ids` (B, L), in one pass over the rows."""
+        best, log_prob = best_classes(self.head, self.query, k, exclude)
+        softmax = log_prob(ids)
+        if self.copies is None:
+            return best, softmax
+        _, best = self.copies.topk(best, log_prob, self.num_classes, exclude)
+        return best, self.copies.log_prob(softmax, ids.to(softmax.device))
 
     def log_prob(self, ids: Tensor) -> Tensor:
         """Exact log-probabilities (B, L) of `ids` (B, L)."""
@@ -193,6 +207,35 @@ class Prediction:
         if self.copies is None:
             return softmax
         return self.copies.log_prob(softmax, ids.to(softmax.device))
+
+
+def best_classes(
+    head: Head, query: Tensor, k: int, exclude: Tensor | None
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Ids (B, k) of the best classes of `query` (B, D), and a function that is `head.log_prob`.
+
+    If all rows are in this process, it needs no other pass over them: a log-probability is that
+    of the best class and the difference of the two logits.
+    """
+    if not isinstance(head, FlatHead) or head.ranks.size > 1:
+        _, best = head.topk(query, k, exclude=exclude)
+        return best, partial(head.log_prob, query)
+    top, best = head.topk_log_prob(query, k, exclude=exclude)
+    table = head.table
+
+    @torch.no_grad()
+    def log_prob(ids: Tensor) -> Tensor:
+        first = best[:, :1]
+        if bool((first < 0).any()):  # all classes are excluded
+            return head.log_prob(query, ids)
+        ids = torch.cat([first, ids.to(first.device)], dim=1)
+        weight, bias = table.rows(ids.reshape(-1))
+        with torch.autocast(query.device.type, enabled=False):
+            logit = torch.einsum("bld,bd->bl", weight.view(*ids.shape, table.dim), query)
+        logit += bias.view_as(ids)
+        return logit[:, 1:] - logit[:, :1] + top[:, :1]
+
+    return best, log_prob
 
 
 def target_weights(target: Tensor, decay: float) -> Tensor:

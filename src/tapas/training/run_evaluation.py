@@ -12,10 +12,10 @@ from tapas.data.list_files import ListCounts, read_lists
 from tapas.data.splits import split_log
 from tapas.errors import UsageError
 from tapas.escapes import shell_path
-from tapas.evaluation.evaluate import Evaluation, RankedLists, evaluate, held_out
+from tapas.evaluation.evaluate import Evaluation, evaluate, held_out
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import ListOptions, ranked_lists
-from tapas.evaluation.scores import LIST_LENGTH
+from tapas.evaluation.scores import LIST_LENGTH, RankedLists
 from tapas.evaluation.verdict import LEAST_USERS, beside, beside_baselines, too_few
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingData, build_model, check_sizes

@@ -197,9 +197,9 @@ def test_compare_and_evaluate_have_the_same_numbers_for_counting(tmp_path):
         def predict(self, items, lengths):
             none = torch.full((len(items), 20), -1)
             return SimpleNamespace(
-                num_classes=20, topk=lambda k, exclude: (none, none),
-                log_prob=lambda ids: torch.zeros(ids.shape),
-            )  # fmt: skip
+                num_classes=20,
+                topk_and_log_prob=lambda k, ids, exclude: (none, torch.zeros(ids.shape)),
+            )
 
     judged = evaluate(
         Blind(), opened.log, opened.split, ListOptions(20, excluded_class=rare),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapas import UsageError
-from tapas.evaluation import baselines
+from tapas.evaluation import baselines, followers
 from tapas.evaluation.baselines import CoOccurrence, MostPopular, UserMostFrequent
 
 C = 11
@@ -58,8 +58,21 @@ def followers_by_hand(log, ends, offsets, window):
     return follow
 
 
-@given(log=logs, share=st.sampled_from([0, 0.5, 1]), k=st.integers(1, C + 2), exclude=st.booleans())
-def test_every_baseline_is_its_definition(log, share, k, exclude):
+@given(
+    log=logs,
+    share=st.sampled_from([0, 0.5, 1]),
+    k=st.integers(1, C + 2),
+    exclude=st.booleans(),
+    size=st.sampled_from([1, 40, 10**6]),
+)
+def test_every_baseline_is_its_definition(log, share, k, exclude, size):
+    """However many users are ranked at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(baselines, "ELEMENTS_PER_CHUNK", size)
+        compare_with_definitions(log, share, k, exclude)
+
+
+def compare_with_definitions(log, share, k, exclude):
     items, times, offsets = arrays(log)
     ends, counts = train_events(log, offsets, share)
     user, point = every_point(offsets)
@@ -80,24 +93,21 @@ def test_every_baseline_is_its_definition(log, share, k, exclude):
         assert after[row].tolist() == fill(best, counts, excluded, k)
 
 
-@given(log=logs, size=st.integers(1, 9))
-def test_counting_pairs_in_chunks_changes_nothing(log, size):
+@given(log=logs, size=st.integers(1, 9), keep=st.integers(1, C), wanted=st.sets(st.integers(0, 9)))
+def test_the_most_frequent_followers_of_wanted_items_are_kept(log, size, keep, wanted):
+    """However many pairs are counted at a time."""
     items, times, offsets = arrays(log)
-    ends, counts = train_events(log, offsets, 1)
-    at_once = CoOccurrence(items, offsets, counts, times=times, train_end=ends)
+    ends, _ = train_events(log, offsets, 1)
+    first, last = followers.following(followers.baskets(times, offsets)[1], offsets, ends, window=2)
+    is_wanted = np.isin(np.arange(C), list(wanted))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(baselines, "PAIRS_PER_CHUNK", size)
-        in_chunks = CoOccurrence(items, offsets, counts, times=times, train_end=ends)
-    for name in ("starts", "follower", "count"):
-        np.testing.assert_array_equal(getattr(in_chunks, name), getattr(at_once, name))
-
-
-def test_only_the_most_frequent_followers_are_kept():
-    items, times, offsets = arrays([[[0], [1]], [[0], [1]], [[0], [2]], [[0], [3]], [[0]]])
-    counts = np.bincount(items, minlength=C)
-    made = CoOccurrence(items, offsets, counts, times=times, train_end=offsets[1:], keep=2)
-    assert made.follower.tolist() == [1, 2]
-    assert made.count.tolist() == [2, 1]
+        patch.setattr(followers, "PAIRS_PER_CHUNK", size)
+        starts, follower, count = followers.count_followers(items, first, last, is_wanted, keep)
+    for item, each in enumerate(followers_by_hand(log, ends, offsets, window=2)):
+        want = sorted(each.items(), key=lambda pair: (-pair[1], pair[0]))[:keep]
+        mine = slice(starts[item], starts[item + 1])
+        found = list(zip(follower[mine].tolist(), count[mine].tolist(), strict=True))
+        assert found == (want if item in wanted else [])
 
 
 def test_nothing_to_rank_is_no_error():

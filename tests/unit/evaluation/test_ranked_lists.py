@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from tapas import TapasSoftmax
 from tapas.data.event_log import EventLog
@@ -60,9 +63,11 @@ def scores(model, example):
     return [float(query @ weight[c] + bias[c]) for c in every]
 
 
-@pytest.fixture(params=[2, 256], ids=["two per chunk", "one chunk"])
+@pytest.fixture(params=["QUERIES_PER_CHUNK", "EXCLUDED_PER_CHUNK", None])
 def chunk_size(request, monkeypatch):
-    monkeypatch.setattr(module, "QUERIES_PER_CHUNK", request.param)
+    """Two points at a time; few excluded classes at a time; all at once."""
+    if request.param:
+        monkeypatch.setattr(module, request.param, {"Q": 2, "E": 12}[request.param[0]])
 
 
 @pytest.mark.usefixtures("chunk_size")
@@ -114,6 +119,17 @@ def test_the_excluded_class_is_in_no_list(options):
     for before, after in zip(ranked.tolist(), without.tolist(), strict=True):
         left = [item for item in before if item != 12]
         assert after == (left + [-1] * LIST_LENGTH)[:LIST_LENGTH]
+
+
+@given(target=arrays(np.int64, TARGET.shape, elements=st.integers(-1, 12)), size=st.integers(1, 30))
+def test_without_seen_is_a_loop_over_users(target, size):
+    target[0, 0] = 12  # nobody but the last user had it
+    want = target.copy()
+    for row, start, point in zip(want, START, POINT, strict=True):
+        row[np.isin(row, ITEMS[start:point])] = -1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SEEN_PER_CHUNK", size)
+        np.testing.assert_array_equal(without_seen(LOG, POINTS, target), want)
 
 
 def test_items_of_the_history_are_removed_from_the_targets():

@@ -12,7 +12,12 @@ from oracle import metrics as oracle
 
 from tapas import DataError, UsageError
 from tapas.evaluation.intervals import Interval
-from tapas.evaluation.scores import paired_difference, score_lists
+from tapas.evaluation.scores import (
+    metrics_per_example,
+    paired_difference,
+    score_lists,
+    score_together,
+)
 from tapas.rng import stream
 
 P, K, L, C = 7, 23, 3, 31
@@ -131,6 +136,18 @@ def test_the_interval_depends_only_on_the_seed():
     assert first == again
     assert first.metrics["recall@20"].mean == other.metrics["recall@20"].mean
     assert first.metrics["recall@20"] != other.metrics["recall@20"]
+
+
+def test_lists_that_are_scored_together_get_the_scores_they_get_alone():
+    ranked, target, counts = long_lists(50)
+    target[3], loss = -1, torch.arange(50.0)
+    lists = {"a": (ranked, loss), "b": (ranked.flip(1), None), "c": (ranked.roll(1, 0), None)}
+    scores, leads = score_together(lists, target, train_counts=counts, k=2, seed=3)
+    for name, (each, lost) in lists.items():
+        alone = score_lists(each, target, train_counts=counts, loss=lost, k=2, seed=3)
+        assert scores[name] == alone
+    value = {n: metrics_per_example(each, target)["map@20"] for n, (each, _) in lists.items()}
+    assert leads == {n: paired_difference(value["a"], value[n], seed=3) for n in ("b", "c")}
 
 
 def test_an_example_without_a_target_changes_nothing():

@@ -199,8 +199,24 @@ def test_equal_probabilities_are_ordered_by_id():
         share=torch.tensor([[0.25, 0.5, 0.0, 0.25]]),
         gate=torch.zeros(1),
     )
-    _, ids = copies.topk(head, torch.ones(1, D), 5)
+    query = torch.ones(1, D)
+    _, best = head.topk(query, 5)
+    _, ids = copies.topk(best, lambda ids: head.log_prob(query, ids), C)
     assert ids.tolist() == [[2, 9, 0, 1, 3]]
+
+
+@pytest.mark.parametrize("copy", [True, False], ids=["mixture", "softmax"])
+@pytest.mark.parametrize("all_excluded", [True, False], ids=["all excluded", "some"])
+def test_lists_and_log_probabilities_in_one_pass_are_those_of_two(copy, all_excluded):
+    prediction = build(copy=copy).predict(ITEMS, LENGTHS)
+    exclude = torch.tensor([[3, 9, 0, -1], [-1, -1, -1, -1], [7, 8, 9, 11]])
+    if all_excluded:
+        exclude = torch.cat([torch.arange(C).expand(1, C), torch.full((2, C), -1)])
+    ids = torch.tensor([[0, 3], [12, 12], [9, 1]])
+    best, log_prob = prediction.topk_and_log_prob(6, ids, exclude)
+    assert torch.equal(best, prediction.topk(6, exclude)[1])
+    assert torch.equal(best, prediction.topk_log_prob(6, exclude)[1])
+    torch.testing.assert_close(log_prob, prediction.log_prob(ids))
 
 
 @pytest.mark.parametrize("separate_inputs", [True, False], ids=["own", "shared"])
