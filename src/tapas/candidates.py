@@ -19,6 +19,7 @@ class Candidates:
 
     ids: Tensor  # (K,) int64, distinct, ascending
     log_q: Tensor  # (K,) float32; log expected count; 0 for a class that is always included
+    below: int | None = None  # ids are known to be distinct, ascending and below it
 
     def __post_init__(self) -> None:
         if self.ids.dim() != 1 or self.ids.shape != self.log_q.shape:
@@ -44,7 +45,7 @@ class Candidates:
     def to(self, device: torch.device) -> "Candidates":
         if self.ids.device == device:
             return self
-        return Candidates(self.ids.to(device), self.log_q.to(device))
+        return Candidates(self.ids.to(device), self.log_q.to(device), self.below)
 
 
 def index_of(sorted_ids: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

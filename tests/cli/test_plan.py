@@ -100,7 +100,7 @@ def test_servers_and_workers_have_a_plan_each():
         "  kept rows and gradients       1.43 MB",
         "  kept scores                    3.2 MB",
         "  building the proposal         67.8 MB",
-        "  total                          568 MB",
+        "  total                          556 MB",
         "  free                             2 GB",
         "disk of a run, without its log, which takes 12 bytes for each event",
         "  a checkpoint                   272 MB",

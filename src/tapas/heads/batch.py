@@ -8,7 +8,7 @@ from torch import Tensor
 from tapas.candidates import first_occurrences
 from tapas.errors import UsageError
 from tapas.heads.multi_hot import refuse_multi_hot
-from tapas.shapes import check_ids, check_integer, check_query, check_tensor
+from tapas.shapes import all_finite, check_ids, check_integer, check_query, check_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,8 @@ def prepare(
     is not normalised. Raises UsageError for an empty batch and for one that is all padding,
     unless it `may_be_empty`, as on one of several ranks.
     """
+    if weight is None and _is_plain(query, target, num_classes, dim, ignore_index):
+        return Batch(query, target.view(-1, 1), None, None, None, query.shape[:1])
     check_tensor("query", query)
     check_tensor("target", target)
     if weight is not None:
@@ -126,6 +128,26 @@ def prepare(
     weights = weights[positions] if weights is not None else None
     counted = (first_occurrences(ids) & (ids >= 0)) if ids.shape[1] > 1 else None
     return Batch(flat, ids, weights, counted, positions, shape)
+
+
+def _is_plain(query: Tensor, target: Tensor, num_classes: int, dim: int, ignore_index: int) -> bool:
+    """Whether queries (B, D) and targets (B,) can be used as they are: the usual case, quickly."""
+    if not (
+        type(query) is Tensor
+        and type(target) is Tensor
+        and query.dtype is torch.float32
+        and target.dtype is torch.int64
+        and target.dim() == 1
+        and query.shape == (target.shape[0], dim)
+        and target.shape[0]
+        and query.device == target.device
+        and ignore_index < 0
+        and target.is_contiguous()
+        and all_finite(query)
+    ):
+        return False
+    low, high = target.aminmax()
+    return bool(low >= 0) and bool(high < num_classes)
 
 
 def check_any_example(size: float) -> None:

@@ -59,6 +59,7 @@ class GradientQueue(nn.Module):
 
     anchor: nn.Parameter
     state: dict[str, Tensor]  # of the optimizer that moves the rows; see RowStore.move_rows
+    moved: dict[str, Tensor] | None  # the state of the last step, which needs no check again
 
     def __init__(self, rows: RowStore, device: torch.device | None = None):
         super().__init__()
@@ -399,6 +400,7 @@ def _empty_state() -> dict[str, Any]:
         "num_passes": 0,
         "_warned": False,
         "state": {},
+        "moved": None,
     }
 
 

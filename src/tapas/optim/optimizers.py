@@ -43,6 +43,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def __init__(self, rows: Rows, defaults: dict[str, Any]):
         self._queues: dict[Tensor, GradientQueue] = {}
+        self._made: dict[int, tuple[list[Any], RowUpdate]] = {}  # by group: see _current_update
         self._tables: list[RowStore] = []  # kept alive by their optimizer, as parameters in torch
         self._attached = False
         self.formula(**defaults)  # bad hyperparameters raise before anything else
@@ -132,6 +133,16 @@ class RowOptimizer(torch.optim.Optimizer):
     def _update(self, group: dict[str, Any]) -> RowUpdate:
         return self.formula(**{name: group[name] for name in self._numbers()})
 
+    def _current_update(self, group: dict[str, Any]) -> RowUpdate:
+        """`_update`, made again only if a hyperparameter has changed: it checks them."""
+        numbers = [group[name] for name in self._numbers()]
+        if any(isinstance(number, Tensor) for number in numbers):  # which may change in place
+            return self._update(group)
+        made = self._made.get(id(group))
+        if made is None or made[0] != numbers:
+            made = self._made[id(group)] = (numbers, self._update(group))
+        return made[1]
+
     def _numbers(self) -> list[str]:
         return _names_of(self.formula)
 
@@ -152,7 +163,7 @@ class RowOptimizer(torch.optim.Optimizer):
         """What a step will apply; an error, before anything has changed, if it cannot."""
         work = []
         for group in self.param_groups:
-            update = self._update(group)
+            update = self._current_update(group)
             for anchor in group["params"]:
                 queue = self._queues[anchor]
                 if queue.anchor is not anchor:
@@ -169,7 +180,8 @@ class RowOptimizer(torch.optim.Optimizer):
                     )
                 gradients = queue.prepare_step()
                 if gradients is not None:
-                    queue.rows.check_row_state(update, self.state.get(anchor, {}))
+                    if (state := self.state.get(anchor, {})) is not queue.moved:
+                        queue.rows.check_row_state(update, state)
                     work.append((queue, update, gradients))
         return work
 
@@ -180,6 +192,7 @@ class RowOptimizer(torch.optim.Optimizer):
     def _move(self, queue: GradientQueue, update: RowUpdate, gradients: RowGradients) -> None:
         queue.state = self.state.get(queue.anchor, {})
         queue.rows.move_rows(update, gradients, queue.state)
+        queue.moved = queue.state
         if queue.state:
             self.state[queue.anchor] = queue.state
 
@@ -229,7 +242,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        kept = {"_queues": self._queues, "_tables": self._tables, "_attached": True}
+        kept = {"_queues": self._queues, "_tables": self._tables, "_attached": True, "_made": {}}
         return {**state, **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

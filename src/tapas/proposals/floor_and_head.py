@@ -88,4 +88,4 @@ def sample_classes(given: FloorAndHead, key: int, count: int, k: int) -> Candida
     if not native.supports(given.head_ids):
         return None
     found = native.pool(given, key, count, k)
-    return None if found is None else Candidates(*found)
+    return None if found is None else Candidates(*found, below=given.num_classes)

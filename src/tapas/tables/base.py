@@ -265,7 +265,7 @@ class ClassTable(RowStore, ExactState, ABC):
                 f"the second pass was drawn for a pool of {drawn} classes, got one of {size}. Draw "
                 "both again for every batch."
             )
-        if not size:
+        if not size or (pool.below is not None and pool.below <= self.num_classes):
             return pool.to(self.device)
         found: Any = ids.numpy() if ids.is_cpu else ids  # twice as fast as torch for few ids
         if not bool((found[1:] > found[:-1]).all()):
