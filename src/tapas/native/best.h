@@ -53,18 +53,19 @@ static void best_of_rows(const Rows& rows, const Panels& panels, Range part, int
                          int64_t last, int64_t k, const Excluded& excluded, Best* best,
                          float* reference, double* total) {
   Block block(rows);
+  PartialScores partial(block, panels.dim);
   std::vector<float> bar((last - first) * PANEL, -INFINITY);
   for (int64_t q = panels.queries - first * PANEL; q < (last - first) * PANEL; ++q)
     bar[q] = INFINITY;
   for (int64_t at = part.start; at < part.stop; at += block.size) {
     block.read(rows, at, std::min(at + block.size, part.stop), 1.0f);
     for (int64_t j = 0; j < last - first; ++j) {
-      Lanes lanes{LOG2_E, reference + j * PANEL, total + j * PANEL, nullptr, 0, 0, {}, {}};
+      Lanes lanes{LOG2_E, reference + j * PANEL, total + j * PANEL, nullptr, 0, 0, {}, {}, 0};
       if (SUMS) lanes.begin();
+      partial.compute(block, panels[first + j]);
       for (int64_t i = 0; i < block.count; i += HIGH) {
         Floats tile[HIGH][WIDE];
-        multiply(block.rows + i * panels.dim, &block.offset[i], panels[first + j], panels.dim,
-                 tile);
+        partial.finish(block, i, panels[first + j], tile);
         const int64_t real = std::min<int64_t>(HIGH, block.count - i);
         const Floats to_beat[WIDE] = {load(&bar[j * PANEL]), load(&bar[j * PANEL + LANES])};
         Ints beaten = {};

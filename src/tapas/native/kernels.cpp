@@ -88,7 +88,7 @@ PUBLIC int64_t tapas_log_sum(const void* table, int half, int64_t dim, const flo
 // Everything that a sampled softmax computes from a table: the rows of kept classes and of targets
 // are copied to kept_rows (kept, dim) and target_rows (queries * per_query, dim), offset[k] = bias
 // - log_q, positive (queries, per_query) are the scores of targets, and the rest is as in
-// tapas_log_sum. `kept_at` and `target_at` are positions in the table, negative is padding;
+// tapas_log_sum; rows of terms begin `stride` apart. `kept_at` and `target_at` are positions in the table, negative is padding;
 // `kept_ids`, ascending, and `targets` are the classes, to find targets among the kept. Unless
 // null, cost (queries, per_query) is -log of the share of each target, with rest (queries) and own
 // (queries, per_query) the shares of the kept classes and of the targets; `counted` is null or 0
@@ -101,7 +101,8 @@ PUBLIC int64_t tapas_sampled(const void* table, int half, int64_t dim, const voi
                              const int64_t* target_at, const int64_t* targets, int64_t per_query,
                              const char* counted, int threads, float* kept_rows, float* offset,
                              float* target_rows, float* positive, float* log_sum, float* reference,
-                             float* inverse, float* terms, float* cost, float* rest, float* own) {
+                             float* inverse, float* terms, int64_t stride, float* cost, float* rest,
+                             float* own) {
   return guarded([&]() -> int64_t {
     const int64_t flat = queries * per_query;
     bool fits = all_below(kept_at, kept, num_rows);
@@ -134,11 +135,11 @@ PUBLIC int64_t tapas_sampled(const void* table, int half, int64_t dim, const voi
       }
 #pragma omp for schedule(dynamic, 1)
       for (int64_t task = 0; task < sums.tasks(); ++task)
-        sums.run(task, rows, panels, hits, terms, queries);
+        sums.run(task, rows, panels, hits, terms, stride);
 #pragma omp for schedule(dynamic, 4)
       for (int64_t j = 0; j < panels.count; ++j) {
         sums.join(j);
-        if (terms) sums.rescale(j, panels.real(j), terms, queries);
+        if (terms) sums.rescale(j, panels.real(j), terms, stride);
         for (int64_t q = j * PANEL; q < j * PANEL + panels.real(j); ++q) {
           log_sum[q] = sums.log_sum(q);
           reference[q] = terms ? sums.reference[q] : sums.moved(q);

@@ -126,7 +126,10 @@ def sampled(
     target_rows = query.new_empty(num_queries * num_targets, dim)
     positive, log_sum = query.new_empty(num_queries, num_targets), query.new_empty(num_queries)
     sums = query.new_empty(2, num_queries)
-    terms = query.new_empty(num_kept, num_queries) if with_terms else None
+    terms, stride = None, num_queries
+    if with_terms:  # rows a power of two apart would compete for the same places in the caches
+        stride = (num_queries + 15) // 16 * 16 + 16
+        terms = query.new_empty(num_kept, stride)[:, :num_queries]
     of_costs = [None] * 3 if costs is None else [part.data_ptr() for part in costs]
     status = call(
         "tapas_sampled",
@@ -151,6 +154,7 @@ def sampled(
         log_sum.data_ptr(),
         *_both(sums),
         _address(terms),
+        stride,
         *of_costs,
     )
     if status:

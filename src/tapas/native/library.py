@@ -20,7 +20,7 @@ SIGNATURES = {
     ],
     "tapas_sampled": [
         *TABLE, ADDRESS, SIZE, ADDRESS, ADDRESS, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS,
-        SIZE, ADDRESS, FLAG, *[ADDRESS] * 11,
+        SIZE, ADDRESS, FLAG, *[ADDRESS] * 8, SIZE, *[ADDRESS] * 3,
     ],
     "tapas_target_gradients": [
         ADDRESS, *[SIZE] * 4, *[ADDRESS] * 4, SIZE, ADDRESS, FLAG, *[ADDRESS] * 5,

@@ -22,7 +22,7 @@ static bool block_scores(const Block& block, const Panels& panels, const float* 
     const int64_t real = panels.real(j);
     for (int64_t i = 0; i < block.count; i += HIGH) {
       Floats tile[HIGH][WIDE];
-      multiply(block.rows + i * panels.dim, &block.offset[i], panels[j], panels.dim, tile);
+      multiply(block.tile(i), &block.offset[i], panels[j], panels.dim, tile);
       if (j == 0 && !known)
         for (int r = 0; r < HIGH; ++r) {
           float most = -INFINITY;
@@ -68,7 +68,7 @@ static std::vector<float> row_peaks(const Block& block, const Panels& panels) {
   for (int64_t j = 0; j < panels.count; ++j)
     for (int64_t i = 0; i < block.count; i += HIGH) {
       Floats tile[HIGH][WIDE];
-      multiply(block.rows + i * panels.dim, &block.offset[i], panels[j], panels.dim, tile);
+      multiply(block.tile(i), &block.offset[i], panels[j], panels.dim, tile);
       for (int r = 0; r < HIGH; ++r)
         for (int64_t lane = 0; lane < panels.real(j); ++lane) {
           const float x = tile[r][lane / LANES][lane % LANES];

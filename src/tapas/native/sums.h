@@ -80,6 +80,7 @@ struct Lanes {
   int64_t stride;
   int lanes;  // of `terms`
   Floats far[WIDE], sum[WIDE];
+  int tiles = 0;  // in `sum`
 
   ALWAYS void begin() {
     for (int w = 0; w < WIDE; ++w) {
@@ -101,11 +102,14 @@ struct Lanes {
         score[r][w] = exp2_of(score[r][w] - far[w], unit);
         sum[w] += score[r][w];
       }
+    if (++tiles == 8) end();
   }
 
   ALWAYS void end() {
     for (int lane = 0; lane < PANEL; ++lane)  // a float would stop growing at 2^24 small terms
       total[lane] += sum[lane / LANES][lane % LANES];
+    for (int w = 0; w < WIDE; ++w) sum[w] = Floats{};
+    tiles = 0;
   }
 
  private:
@@ -132,20 +136,22 @@ static void add_terms(const Rows& rows, const Panels& panels, const Hits& hits, 
                       int64_t first, int64_t last, float unit, float* reference, double* total,
                       float* terms, int64_t stride) {
   Block block(rows);
-  const int64_t dim = panels.dim, each = HIGH / std::max<int64_t>(1, last - first) + 1;
+  PartialScores partial(block, panels.dim);
+  const int64_t each = HIGH / std::max<int64_t>(1, last - first) + 1;
   for (int64_t at = part.start; at < part.stop; at += block.size) {
     block.read(rows, at, std::min(at + block.size, part.stop), 1.0f);
     for (int64_t j = first; j < last; ++j) {
       const int64_t real = panels.real(j);
       float* column = terms ? terms + part.start * stride + j * PANEL : nullptr;
       Lanes lanes{unit, reference + (j - first) * PANEL, total + (j - first) * PANEL, column,
-                  stride, terms ? static_cast<int>(real) : 0, {}, {}};
+                  stride, terms ? static_cast<int>(real) : 0, {}, {}, 0};
       lanes.begin();
+      partial.compute(block, panels[j]);
       const Hits::Hit *hit = hits.from(j, at), *end = hits.end(j);
       for (int64_t i = 0; i < block.count; i += HIGH) {
         block.prefetch_next(rows, each);
         Floats score[HIGH][WIDE];
-        multiply(block.rows + i * dim, &block.offset[i], panels[j], dim, score);
+        partial.finish(block, i, panels[j], score);
         hit = mask_hits(hit, end, at + i, score);
         lanes.add(score, at + i - part.start);
         if (!terms) continue;

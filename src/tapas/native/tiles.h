@@ -10,8 +10,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <vector>
+
+#include "scratch.h"
 
 #if defined(__x86_64__)
 #if defined(__clang__)
@@ -32,6 +33,7 @@ constexpr int HIGH = 6;              // rows of a tile
 constexpr int WIDE = 2;              // vectors of a tile's row
 constexpr int PANEL = WIDE * LANES;  // queries of a tile
 constexpr int64_t ROWS_BYTES = 12 << 10;     // of a block of rows: under half of a small L1 cache
+constexpr int64_t IN_PLACE_BYTES = 96 << 10;  // of a block of rows that are not copied
 constexpr int64_t QUERY_BYTES = 256 << 10;   // of a block of queries: half of a small L2 cache
 constexpr float LOG2_E = 1.44269504088896f;
 constexpr float LN_2 = 0.693147180559945f;
@@ -74,19 +76,6 @@ static ALWAYS bool any(Ints mask) {
 static inline float sum_of(Floats x) {
   return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
-
-// Memory for intermediate results, not initialised.
-template <class T>
-struct Scratch {
-  std::unique_ptr<T[]> at;
-  int64_t size;
-
-  explicit Scratch(int64_t size) : at(new T[std::max<int64_t>(size, 1)]), size(size) {}
-  Scratch(int64_t size, T value) : Scratch(size) { std::fill_n(at.get(), size, value); }
-  T& operator[](int64_t i) { return at[i]; }
-  const T& operator[](int64_t i) const { return at[i]; }
-  T* data() const { return at.get(); }
-};
 
 // The class table in memory; bfloat16 if `half`.
 struct Table {
@@ -181,33 +170,45 @@ static inline int64_t rows_at_once(int64_t dim) {
   return std::min<int64_t>(8, std::max<int64_t>(1, ROWS_BYTES / (4 * dim * HIGH))) * HIGH;
 }
 
-// A block of rows, padded to whole tiles with rows whose score is -inf. Rows that are not one after
-// the other as floats in memory are copied into a buffer that fits the L1 cache.
+// A block of rows in tiles of 6, of which the last is padded with rows whose score is -inf. Rows
+// that are not floats one after the other in memory are copied into a buffer that fits the L1 cache;
+// others stay where they are, in blocks that fit the L2 cache.
 struct Block {
-  std::vector<float> copied, offset;
-  const float* rows;
-  int64_t first, count, size, next;
+  int64_t dim, size;
+  bool in_place;
+  Scratch<float> copied;
+  std::vector<float> offset;
+  const float* start;
+  int64_t first, count, next;
 
   explicit Block(const Rows& from)
-      : copied(rows_at_once(from.table.dim) * from.table.dim, 0.0f),
-        offset(rows_at_once(from.table.dim), 0.0f), rows(copied.data()), first(0), count(0),
-        size(rows_at_once(from.table.dim)), next(0) {}
+      : dim(from.table.dim), size(rows_at_once(dim)), in_place(!from.ids && !from.table.half),
+        copied(in_place ? HIGH * dim : size * dim), start(nullptr), first(0), count(0), next(0) {
+    if (in_place) size = std::max(size, IN_PLACE_BYTES / (4 * dim * HIGH) * HIGH);
+    offset.resize(size);
+  }
 
-  void read(const Rows& from, int64_t start, int64_t stop, float scale) {
-    first = start;
-    count = stop - start;
-    const int64_t dim = from.table.dim, padded = tiles() * HIGH;
+  void read(const Rows& from, int64_t begin, int64_t end, float scale) {
+    first = begin;
+    count = end - begin;
     for (int64_t i = 0; i < count; ++i)
-      offset[i] = from.offset ? from.offset[start + i] * scale : 0.0f;
-    for (int64_t i = count; i < padded; ++i) offset[i] = -INFINITY;
-    next = stop;
-    if (!from.ids && !from.table.half && padded == count) {
-      rows = static_cast<const float*>(from.table.rows) + start * dim;
-      return;
+      offset[i] = from.offset ? from.offset[begin + i] * scale : 0.0f;
+    for (int64_t i = count; i < tiles() * HIGH; ++i) offset[i] = -INFINITY;
+    next = end;
+    const int64_t whole = in_place ? count / HIGH * HIGH : 0;
+    start = static_cast<const float*>(from.table.rows) + begin * dim;
+    for (int64_t i = whole; i < tiles() * HIGH; ++i) {
+      if (i < count)
+        from.table.copy(from.id(begin + i), &copied[(i - whole) * dim]);
+      else
+        std::fill_n(&copied[(i - whole) * dim], dim, 0.0f);
     }
-    for (int64_t i = 0; i < count; ++i) from.table.copy(from.id(start + i), &copied[i * dim]);
-    std::fill(copied.begin() + count * dim, copied.begin() + padded * dim, 0.0f);
-    rows = copied.data();
+  }
+
+  // The rows of the tile that begins at row i of the block.
+  const float* tile(int64_t i) const {
+    if (!in_place) return copied.data() + i * dim;
+    return i + HIGH <= count ? start + i * dim : copied.data();
   }
 
   // Prefetches `rows` more rows of the next block.
@@ -220,12 +221,10 @@ struct Block {
   int64_t tiles() const { return (count + HIGH - 1) / HIGH; }
 };
 
-// score[i][w] = offset of row i + row i . queries of the panel; rows begin `stride` apart
-static ALWAYS void multiply(const float* rows, int64_t stride, const float* offset,
-                            const float* panel, int64_t dim, Floats score[HIGH][WIDE]) {
-  for (int i = 0; i < HIGH; ++i)
-    for (int w = 0; w < WIDE; ++w) score[i][w] = splat(offset[i]);
-  for (int64_t d = 0; d < dim; ++d) {
+// score[i][w] += row i . queries of the panel, over `depth` dimensions; rows begin `stride` apart
+static ALWAYS void add_dots(const float* rows, int64_t stride, const float* panel, int64_t depth,
+                            Floats score[HIGH][WIDE]) {
+  for (int64_t d = 0; d < depth; ++d) {
     const Floats left = load(panel + d * PANEL), right = load(panel + d * PANEL + LANES);
     for (int i = 0; i < HIGH; ++i) {
       const Floats element = splat(rows[i * stride + d]);
@@ -235,9 +234,55 @@ static ALWAYS void multiply(const float* rows, int64_t stride, const float* offs
   }
 }
 
+// score[i][w] = offset of row i + row i . queries of the panel
+static ALWAYS void multiply(const float* rows, int64_t stride, const float* offset,
+                            const float* panel, int64_t dim, Floats score[HIGH][WIDE]) {
+  for (int i = 0; i < HIGH; ++i)
+    for (int w = 0; w < WIDE; ++w) score[i][w] = splat(offset[i]);
+  add_dots(rows, stride, panel, dim, score);
+}
+
 static ALWAYS void multiply(const float* rows, const float* offset, const float* panel, int64_t dim,
                             Floats score[HIGH][WIDE]) {
   multiply(rows, dim, offset, panel, dim, score);
 }
+
+constexpr int64_t DEPTH = 256;  // dimensions of a panel that stay in the L1 cache
+
+// The scores of a panel and the rows of a block before their last dimensions, up to 256 of them.
+struct PartialScores {
+  int64_t done;  // dimensions
+  Scratch<float> scores;
+
+  PartialScores(const Block& block, int64_t dim)
+      : done((dim - 1) / DEPTH * DEPTH), scores(done ? block.size * PANEL : 0) {}
+
+  void compute(const Block& block, const float* panel) {
+    for (int64_t d = 0; d < done; d += DEPTH)
+      for (int64_t i = 0; i < block.count; i += HIGH) {
+        Floats score[HIGH][WIDE];
+        begin(block, i, d == 0, score);
+        add_dots(block.tile(i) + d, block.dim, panel + d * PANEL, DEPTH, score);
+        memcpy(&scores[i * PANEL], score, sizeof score);
+      }
+  }
+
+  // The complete scores of the tile at row i.
+  ALWAYS void finish(const Block& block, int64_t i, const float* panel,
+                     Floats score[HIGH][WIDE]) const {
+    begin(block, i, done == 0, score);
+    add_dots(block.tile(i) + done, block.dim, panel + done * PANEL, block.dim - done, score);
+  }
+
+ private:
+  ALWAYS void begin(const Block& block, int64_t i, bool first, Floats score[HIGH][WIDE]) const {
+    if (!first) {
+      memcpy(score, &scores[i * PANEL], sizeof(Floats) * HIGH * WIDE);
+      return;
+    }
+    for (int r = 0; r < HIGH; ++r)
+      for (int w = 0; w < WIDE; ++w) score[r][w] = splat(block.offset[i + r]);
+  }
+};
 
 }  // namespace tapas

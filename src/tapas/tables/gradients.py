@@ -20,8 +20,11 @@ from tapas.torch_modes import first_derivative, outside_graphs
 if TYPE_CHECKING:
     from tapas.tables.base import ClassTable
 
-TERMS_FROM_DIM = 96  # from this D on, keeping the terms of the sums is faster than computing them
-MOST_TERMS = 1 << 25  # again in `backward`; 128 MB
+# Terms of the sums are kept for `backward` where that is faster than computing them again: few
+# calls matter more for small batches, and memory that is far from the caches for large ones.
+LEAST_WORK = 1 << 18  # multiplications of a matrix product
+MOST_TERMS = 1 << 22  # 16 MB
+MOST_TERMS_IF_WIDE, WIDE = 1 << 25, 128  # from 128 dimensions on
 
 
 class StoredRows(NamedTuple):
@@ -155,7 +158,9 @@ def _read_and_sum(
     if not native.readable(rows.weight, query):
         return _read_and_sum_in_torch(rows, query, target, kept)
     num_kept, dim = len(kept), query.shape[1]
-    with_terms = dim >= TERMS_FROM_DIM and num_kept * len(query) <= MOST_TERMS
+    size = num_kept * len(query)
+    most = MOST_TERMS if dim < WIDE else MOST_TERMS_IF_WIDE
+    with_terms = size <= most and size * dim >= LEAST_WORK
     try:
         found = native.sampled(
             rows.weight,
