@@ -10,7 +10,8 @@ from oracle.selection import log_sum_exp, logit
 from oracle.tables import top
 
 import tapas
-from tapas.candidates import Candidates
+from tapas.candidates import Candidates, first_occurrences
+from tapas.losses import target_costs
 from tapas.optim import SGD, LazyAdam, RowwiseAdagrad
 from tapas.rng import stream
 from tapas.tables.ranks import GlobalBatch
@@ -134,6 +135,25 @@ def test_backward_through_sampled_logits_moves_the_rows(make):
     assert all((before["rows"][c] != after["rows"][c]).all() for c in moved)
     # class 30 is the target of example 0 alone: its gradient is that query
     torch.testing.assert_close(before["rows"][30] - after["rows"][30], query[0].detach())
+
+
+@pytest.mark.parametrize("num_targets", [1, 2])
+def test_sampled_costs_are_those_of_the_sampled_logits(make, num_targets):
+    target = torch.tensor([[4, 30], [4, -1], [6, 7], [8, 8], [9, 2]])[:, :num_targets]
+    counted = None if num_targets == 1 else first_occurrences(target) & (target >= 0)
+    kept, found = Candidates(torch.tensor([4, 5, 20]), draw(3)), []
+    for verb in ("sampled_logits", "sampled_costs"):
+        table, query = make(SGD.fused(lr=1.0)), draw(B, D).requires_grad_()
+        batch = GlobalBatch.local(query, target)
+        if verb == "sampled_costs":
+            cost = table.sampled_costs(batch, kept, counted=counted)
+        else:
+            cost = target_costs(*table.sampled_logits(batch, kept), counted)
+        assert cost.shape == target.shape
+        (cost * torch.linspace(1, 2, cost.numel()).view_as(cost)).sum().backward()
+        found.append([cost.detach(), query.grad, *everything(table).values()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("optimizer", [LazyAdam.fused(), RowwiseAdagrad.fused()], ids=repr)

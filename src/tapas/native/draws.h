@@ -1,4 +1,4 @@
-// Draws from an alias table, and the distinct classes among draws, by hashing instead of sorting.
+// Draws of classes by counter, and the distinct ones among them, by hashing instead of sorting.
 //
 // All of it is bound by memory latency, so memory is prefetched well before it is used.
 #pragma once
@@ -91,34 +91,6 @@ struct FloorAndHead {
     const int64_t end = first[(id >> shift) + 1];
     while (at < end && head_ids[at] < id) ++at;
     return at < end && head_ids[at] == id ? at : -1;
-  }
-};
-
-// Walker's alias method: see proposals/alias.py.
-struct Alias {
-  const double* threshold;
-  const int64_t* partner;
-  int64_t buckets;
-
-  int64_t bucket(double uniform) const {
-    return std::min<int64_t>(static_cast<int64_t>(uniform * buckets), buckets - 1);
-  }
-
-  void draw(const double* uniform, int64_t count, int64_t* position) const {
-    for (int64_t i = 0; i < std::min(AHEAD, count); ++i) prefetch(bucket(uniform[i]));
-    for (int64_t i = 0; i < count; ++i) {
-      if (i + AHEAD < count) prefetch(bucket(uniform[i + AHEAD]));
-      const int64_t at = bucket(uniform[i]), other = partner[at];
-      // round the product before the subtraction, as PyTorch does: volatile prevents an FMA
-      const volatile double product = uniform[i] * buckets;
-      const int64_t stays = product - at < threshold[at];
-      position[i] = other + (at - other) * stays;  // a branch would be mispredicted
-    }
-  }
-
-  void prefetch(int64_t at) const {
-    __builtin_prefetch(threshold + at);
-    __builtin_prefetch(partner + at);
   }
 };
 

@@ -411,19 +411,6 @@ PUBLIC int64_t tapas_top(const void* table, int half, int64_t dim, const float* 
   });
 }
 
-// position[i] = a bucket of an alias table, or its partner: see proposals/alias.py.
-PUBLIC int64_t tapas_alias(const double* uniform, int64_t count, const double* threshold,
-                        const int64_t* partner, int64_t buckets, int threads, int64_t* position) {
-  const Alias table{threshold, partner, buckets};
-  threads = static_cast<int>(std::min<int64_t>(threads, count / 4096 + 1));
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (int part = 0; part < threads; ++part) {
-    const int64_t start = count * part / threads, stop = count * (part + 1) / threads;
-    table.draw(uniform + start, stop - start, position + start);
-  }
-  return 0;
-}
-
 // The first k distinct classes of a sequence of `count` draws, counter after counter from a key, in
 // ascending order, and the log of the expected count of each: see proposals/base.py. Returns 0, or
 // 1 if there are at most k distinct ones. Unless null, `draws` (count) are the draws themselves.

@@ -478,22 +478,6 @@ def sum_rows(
     return found[:size], total[:size], offset_total[:size], square.value
 
 
-def alias(uniform: Tensor, threshold: Tensor, partner: Tensor) -> Tensor:
-    """Positions (k,) drawn from an alias table (H,) by `uniform` (k,) float64 in [0, 1)."""
-    position = torch.empty_like(uniform, dtype=torch.int64)
-    call(
-        "tapas_alias",
-        uniform.data_ptr(),
-        len(uniform),
-        threshold.data_ptr(),
-        partner.data_ptr(),
-        len(threshold),
-        torch.get_num_threads(),
-        position.data_ptr(),
-    )
-    return position
-
-
 class FloorAndHead(NamedTuple):
     """A uniform distribution over all classes and an alias table over H of them, the head."""
 
@@ -556,8 +540,8 @@ def distinct(draws: Tensor, k: int, num_classes: int) -> tuple[int, Tensor, Tens
     ids, again = draws.new_empty(k), draws.new_empty(k)
     end = call(
         "tapas_distinct",
-        draws.data_ptr(),
-        len(draws),
+        _at(draws, I64, draws.shape[0]),
+        draws.shape[0],
         k,
         num_classes,
         ids.data_ptr(),
@@ -572,10 +556,10 @@ def permute(ids: Tensor, half: int, keys: Tensor, size: int, *, backwards: bool)
     out = torch.empty_like(ids)
     call(
         "tapas_permute",
-        ids.data_ptr(),
+        _at(ids, I64, *ids.shape),
         ids.numel(),
         half,
-        keys.data_ptr(),
+        _at(keys, I64, *keys.shape),
         size,
         backwards,
         torch.get_num_threads(),

@@ -46,7 +46,6 @@ SIGNATURES = {
     "tapas_sum_rows": [
         ADDRESS, SIZE, SIZE, SIZE, ADDRESS, ADDRESS, FLAG, ADDRESS, ADDRESS, ADDRESS, ADDRESS,
     ],
-    "tapas_alias": [ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, FLAG, ADDRESS],
     "tapas_pool": [
         ctypes.c_uint64, SIZE, SIZE, SIZE, ctypes.c_double, ctypes.c_double, SIZE, *[ADDRESS] * 5,
         FLAG, FLAG, *[ADDRESS] * 3,

@@ -10,11 +10,13 @@ binary search.
 import torch
 from torch import Tensor
 
-import tapas.native as native
-
 
 class AliasTable:
-    """Draws positions 0 .. H-1 in proportion to positive `weights` (H,)."""
+    """Draws positions 0 .. H-1 in proportion to positive `weights` (H,).
+
+    A draw takes any bucket i with the same chance, and then i with the chance threshold[i], else
+    partner[i]. Proposals draw by counter; see floor_and_head.py.
+    """
 
     def __init__(self, weights: Tensor):
         scaled = weights.double() * (weights.shape[0] / weights.double().sum())
@@ -36,8 +38,6 @@ class AliasTable:
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
         """`k` independent positions, (k,) int64."""
         u = torch.rand(k, generator=generator, dtype=torch.float64, device="cpu")
-        if native.supports(self.threshold, self.partner):
-            return native.alias(u, self.threshold, self.partner)
         u.mul_(self.threshold.shape[0])
         bucket = u.long().clamp_(max=self.threshold.shape[0] - 1)
         return torch.where(u - bucket < self.threshold[bucket], bucket, self.partner[bucket])

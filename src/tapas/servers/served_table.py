@@ -296,6 +296,7 @@ def fetched_rows(
     for part, each, at in zip(parts, found, torch.split(position, kept), strict=True):
         where = torch.cat([at, part])
         weight[where], bias[where] = to_tensor(each.rows), to_tensor(each.biases)
-    target_at = torch.searchsorted(wanted.to(device), target).masked_fill_(target < 0, -1)
+    target_at = torch.searchsorted(wanted.to(device), target.contiguous())
+    target_at.masked_fill_(target < 0, -1)
     kept_at = torch.arange(num_targets, len(weight), device=device)
     return StoredRows(weight.to(device), bias.to(device), target_at, kept_at)

@@ -29,11 +29,12 @@ class ClassTable(RowStore, ExactState, ABC):
     Heads use only these methods, so that they work alike with rows in this process, on other
     ranks and on servers:
 
-        rows  lookup  select  sampled_logits  topk  log_partition  update  accumulate  flush  close
+        rows  lookup  select  sampled_logits  sampled_costs  topk  log_partition  update
+        accumulate  flush  close
 
-    Ids are global: 0 <= id < num_classes on every rank. Only `sampled_logits` and `lookup` are
-    differentiable. If several ranks share the rows, all of them must call the same methods in
-    the same order, each with its own examples or ids, possibly none.
+    Ids are global: 0 <= id < num_classes on every rank. Only `sampled_logits`, `sampled_costs`
+    and `lookup` are differentiable. If several ranks share the rows, all of them must call the
+    same methods in the same order, each with its own examples or ids, possibly none.
 
     A subclass implements `_read`, `_select_here`, `topk`, `log_partition` and the abstract
     methods of `RowStore`, and may override others.

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 import tapas.native as native
 from tapas import Squashed, Uniform
 from tapas.permutation import PRIME, ROUNDS, Permutation
-from tapas.proposals.alias import AliasTable
+from tapas.proposals.floor_and_head import draw_classes
 from tapas.rng import stream
 
 pytestmark = pytest.mark.skipif(
@@ -45,23 +45,20 @@ def test_the_first_distinct_draws_equal_a_loop(draws, k, far):
 
 
 @given(
-    weights=arrays(np.float64, st.integers(1, 30), elements=st.floats(1e-3, 1e3)),
+    counts=arrays(np.int64, st.integers(1, 60), elements=st.integers(0, 99)),
+    more=st.integers(0, 10**12),
     count=st.integers(1, 200),
+    key=st.integers(0, 2**63 - 1),
 )
-def test_alias_draws_equal_those_of_pytorch_bit_by_bit(weights, count):
-    table = AliasTable(torch.from_numpy(weights))
-    fast = table.draw(count, generator=stream(0, "alias"))
+def test_draws_of_a_key_equal_those_of_numpy_bit_by_bit(counts, more, count, key):
+    """With classes that were never seen, up to more than 2^32 of them."""
+    counts[0] += 1
+    seen = torch.from_numpy(counts)
+    proposal = Squashed((torch.arange(len(seen)), seen), num_classes=len(seen) + more)
+    fast = draw_classes(proposal._parts, key, count)
     with native.switched_off():
-        slow = table.draw(count, generator=stream(0, "alias"))
+        slow = draw_classes(proposal._parts, key, count)
     assert torch.equal(fast, slow)
-
-
-def test_a_draw_at_the_end_of_a_bucket_is_rounded_as_in_pytorch():
-    """3 * (1 - 2^-53) rounds down to 3 - 4 * 2^-53; a fused product would be 3 - 3 * 2^-53."""
-    uniform = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
-    threshold = torch.full((3,), 1 - 3 * 2.0**-53, dtype=torch.float64)
-    partner = torch.tensor([1, 2, 0])
-    assert native.alias(uniform, threshold, partner).tolist() == [2]
 
 
 @pytest.mark.parametrize("k", [1, 77, 2000])
