@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 import tapas
+import tapas.native as native
 from tapas.candidates import Candidates, mask_hits
-from tapas.selection import NativeRows, SelectionInput
+from tapas.selection import SelectionInput
 from tapas.selection.base import largest
 from tapas.selection.priority import TINY, mean_share
 
@@ -33,7 +34,17 @@ class ByShare(tapas.Priority):
 
     def share(self, given: SelectionInput) -> Tensor:
         """(P,) positive shares, which decide what is kept."""
-        share = mean_share(given)
+        if given.native is None:
+            share = mean_share(given)
+        else:
+            share = native.mean_share(
+                given.native,
+                given.log_q,
+                given.query,
+                given.ids,
+                given.target,
+                temperature=given.temperature,
+            )
         if not given.complete:
             share.mul_(1 - self.floor).add_(self.floor / len(given))
         return share.clamp_(min=TINY)
@@ -53,15 +64,14 @@ class Coarse(ByShare):
     def share(self, given: SelectionInput) -> Tensor:
         weight, bias = given.rows(0, len(given))
         weight = self.coarsen(weight)
-        native = None
-        if given.native is not None:
-            native = NativeRows(weight, torch.arange(len(given)), bias)
         coarse = replace(
             given,
             rows=lambda start, stop: (weight[start:stop], bias[start:stop]),
             query=self.coarsen(given.query),
-            native=native,
         )
+        if given.native is not None:  # biases are of the type of the rows there
+            rows = native.PoolRows(weight, None, torch.arange(len(given)))
+            coarse = replace(coarse, native=rows, log_q=given.log_q - bias)
         return ByShare.share(self, coarse)
 
 

@@ -16,6 +16,7 @@ import polars as pl
 from measuring import Target, arguments, quick, write_record
 
 from tapas.cli.plan import amount_of_memory
+from tapas.data.local_files import literal
 
 ITEMS, EVENTS, USERS = 500_000, 3_000_000, 40_000
 SETTINGS = {
@@ -40,7 +41,7 @@ def write_log(path: Path) -> None:
     items[:ITEMS] = np.arange(ITEMS)
     users = draw.integers(USERS, size=EVENTS)
     times = np.sort(draw.integers(1_600_000_000, 1_700_000_000, size=EVENTS))
-    pl.DataFrame({"user": users, "item": items, "time": times}).write_parquet(path)
+    pl.DataFrame({"user": users, "item": items, "time": times}).write_parquet(literal(path))
 
 
 def measure(log: Path, settings: list[str], folder: Path) -> tuple[int, int]:

@@ -13,7 +13,8 @@ from tapas.candidates import Candidates
 from tapas.servers.messages import Floats, Ids, ScoredRows, Scoring, to_tensor
 from tapas.servers.peers import Call, Peers
 from tapas.servers.row_server import RowServer
-from tapas.servers.served_table import ServedTable, _Fetched
+from tapas.servers.served_table import ServedTable, fetched_rows
+from tapas.tables.gradients import StoredRows
 from tapas.tables.second_pass import SecondPass
 from tapas.tables.shard import TableSpec
 
@@ -108,12 +109,12 @@ class RoundTrip(NamedTuple):
     """
 
     kept: Candidates
-    rows: _Fetched
+    rows: StoredRows
     seconds: dict[str, float]
 
 
 def round_trip(table: ServedTable, batch: Batch) -> RoundTrip:
-    """The part of `ServedTable.sampled_logits` before the loss; its servers are `Watched`."""
+    """The part of `ServedTable.sampled_costs` before the loss; its servers are `Watched`."""
     watch: Any = table.channel.servers
     watch.seconds.clear()
     started = time.perf_counter()
@@ -122,7 +123,7 @@ def round_trip(table: ServedTable, batch: Batch) -> RoundTrip:
     found = table._score(batch.pool, batch.second_pass, [wanted[part] for part in parts])
     answered = time.perf_counter()
     kept = table._kept(found)
-    rows = _Fetched(wanted, parts, found, table.dim, table.device)
+    rows = fetched_rows(batch.target, wanted, parts, found, table.dim)
     ended = time.perf_counter()
     between = watch.seconds.total()
     seconds = {

@@ -13,7 +13,6 @@ from oracle.selection_inputs import draw, make_selection_input
 
 import tapas
 import tapas.native as native
-from tapas.selection import NativeRows
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 A, D, P, KEEP = 7, 12, 53, 13
@@ -63,12 +62,12 @@ def test_coarse_scores_are_those_of_a_coarse_table(scores):
     table[given.ids] = weight.bfloat16()
     if not native.supports(table):
         pytest.skip("needs the native kernels")
-    stored = NativeRows(table, given.ids, bias)
-    kernel = scores.ByShare().share(
-        replace(given, native=stored, query=given.query.bfloat16().float())
-    )
+    stored = native.PoolRows(table, None, given.ids)
+    query, log_q = given.query.bfloat16().float(), given.log_q - bias  # exact biases
+    kernel = scores.ByShare().share(replace(given, native=stored, query=query, log_q=log_q))
     rule = scores.Coarse(coarsen=scores.to_bfloat16)
-    for seen in (given, replace(given, native=NativeRows(weight, torch.arange(P), bias))):
+    stored = native.PoolRows(weight, bias, torch.arange(P))
+    for seen in (given, replace(given, native=stored)):
         torch.testing.assert_close(rule.share(seen), kernel)
 
 

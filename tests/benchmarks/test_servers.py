@@ -65,7 +65,8 @@ def test_a_round_trip_has_the_messages_of_a_step(contenders, clocked, servers):
     assert table.channel.traffic == step.channel.traffic
     assert len(found.kept) == N
     ids = torch.cat([batch.target[:, 0], found.kept.ids])
-    for got, want in zip(found.rows.read(ids), contenders.alone.rows(ids), strict=True):
+    at = torch.cat([found.rows.target_at[:, 0], found.rows.kept_at])
+    for got, want in zip(found.rows.read(at), contenders.alone.rows(ids), strict=True):
         assert torch.equal(got, want)
 
 

@@ -116,7 +116,7 @@ def test_servers_and_workers_have_a_plan_each():
     few = invoke("plan", *sizes, "--servers", 4, "--memory", "550MB")  # too few for a worker only
     assert few.returncode == 1
     assert few.stderr.startswith(
-        "tapas: 1,000,000 classes of 32 dimensions on 4 servers need 568 MB a worker, but only "
+        "tapas: 1,000,000 classes of 32 dimensions on 4 servers need 556 MB a worker, but only "
         "550 MB are free. The largest item: process, 400 MB. What would fit: at most "
     )
     rows = invoke("plan", *sizes, "--servers", 1, "--head", 10, "--memory", "450MB")
