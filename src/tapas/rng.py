@@ -28,14 +28,14 @@ def new_key(generator: torch.Generator) -> int:
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
 
 
-def philox(key: int, count: int) -> tuple[Words, Words]:
-    """Two random numbers of 64 bits for each of the counters 0 .. count-1, (count,) each.
+def philox(key: int, count: int) -> Words:
+    """`count` random numbers of 64 bits, (count,).
 
     Philox4x32-10 of Salmon et al. 2011, which also runs on GPUs: number i depends on `key` and i
     alone. The same numbers as in native/draws.h.
     """
     mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    counter = np.arange(count, dtype=np.uint64)
+    counter = np.arange((count + 1) // 2, dtype=np.uint64)  # each gives two numbers
     words = [counter & mask, counter >> half, np.zeros_like(counter), np.zeros_like(counter)]
     low, high = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
     for _ in range(10):
@@ -47,23 +47,13 @@ def philox(key: int, count: int) -> tuple[Words, Words]:
             first & mask,
         ]
         low, high = (low + 0x9E3779B9) & 0xFFFFFFFF, (high + 0xBB67AE85) & 0xFFFFFFFF
-    return words[1] << half | words[0], words[3] << half | words[2]
+    both = words[1] << half | words[0], words[3] << half | words[2]
+    return np.stack(both, axis=1).reshape(-1)[:count]
 
 
 def uniform_numbers(words: Words) -> NDArray[np.float64]:
-    """Numbers in [0, 1) from the upper 53 bits of `words`."""
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def scale_words(words: Words, bound: int) -> tuple[NDArray[np.int64], Words]:
-    """`words` / 2^64 * bound: the whole part, 0 .. bound-1, and the fraction as words."""
-    half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
-    low, high = np.uint64(bound & 0xFFFFFFFF), np.uint64(bound >> 32)
-    lower = (words & mask) * low
-    left, right = (words >> half) * low + (lower >> half), (words & mask) * high
-    middle = (left & mask) + right
-    whole = (words >> half) * high + (left >> half) + (middle >> half)
-    return whole.astype(np.int64), words * np.uint64(bound)
+    """Numbers in [0, 1) from the upper 52 bits of `words`."""
+    return (words >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
 
 def check_seed(seed: int, name: str = "seed") -> int:

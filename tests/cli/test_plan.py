@@ -23,13 +23,13 @@ def test_the_table_has_every_part_and_its_total():
         "  rows                            32 MB",
         "  biases                           1 MB",
         "  row state                        2 MB",
-        "  proposal                        36 MB",
+        "  proposal                        28 MB",
         "  batch                          218 kB",
         "  pool                          2.37 MB",
         "  kept rows and gradients        333 kB",
         "  kept scores                    400 kB",
         "  building the rows              682 kB",
-        "  building the proposal           37 MB",
+        "  building the proposal           45 MB",
         "  total                          512 MB",
         "  free                             2 GB",
         "disk of a run, without its log, which takes 12 bytes for each event",
@@ -94,13 +94,13 @@ def test_servers_and_workers_have_a_plan_each():
         "memory of a worker; the process that starts the run needs as much",
         "  process                        400 MB",
         "  counts of classes                8 MB",
-        "  proposal                        72 MB",
+        "  proposal                        56 MB",
         "  batch                          416 kB",
         "  pool                           3.2 MB",
         "  kept rows and gradients       1.43 MB",
         "  kept scores                    3.2 MB",
-        "  building the proposal         67.8 MB",
-        "  total                          556 MB",
+        "  building the proposal         75.8 MB",
+        "  total                          548 MB",
         "  free                             2 GB",
         "disk of a run, without its log, which takes 12 bytes for each event",
         "  a checkpoint                   272 MB",
@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_explained_in_one_line(monkeypatch):
     assert done.stdout.startswith("memory of the rank that needs most\n  process ")
     assert done.stderr == (
         "tapas: 1,000,000 classes of 32 dimensions on 4 ranks need 512 MB a rank, but only 450 MB "
-        "are free. The largest item: process, 400 MB. What would fit: at most 281,249 "
+        "are free. The largest item: process, 400 MB. What would fit: at most 374,999 "
         "classes that were seen more than once (450 MB); 446,428 classes (450 MB).\n"
     )
     done = invoke("plan", *SIZES, "--memory", "450MB", "--json")

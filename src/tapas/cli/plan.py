@@ -89,7 +89,7 @@ def plan(
     head: Annotated[
         int | None,
         _number(
-            "Classes seen more than once; 32 bytes each on every rank. Default: all, the worst "
+            "Classes seen more than once; 24 bytes each on every rank. Default: all, the worst "
             "case."
         ),
     ] = None,

@@ -170,8 +170,10 @@ class ShardedTable(ClassTable):
         pool: Candidates,
         second_pass: SecondPass | None = None,
         counted: Tensor | None = None,
+        factor: float | None = None,
     ) -> Tensor:
-        return target_costs(*self.sampled_logits(batch, pool, second_pass), counted)
+        costs = target_costs(*self.sampled_logits(batch, pool, second_pass), counted)
+        return costs if factor is None else costs.sum() * factor
 
     def _positions(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of `ids` in this shard, and a mask of those that it has."""

@@ -114,13 +114,15 @@ class AdaptiveImportance(SharedSample):
         proposal = self.ngrams.conditioned_on(batch.context)
         return proposal.sample(int(self.num_drawn), generator=self._draws())
 
-    def _costs(self, batch: GlobalBatch, counted: Tensor | None) -> Tensor:
+    def _costs(
+        self, batch: GlobalBatch, counted: Tensor | None, factor: float | None = None
+    ) -> Tensor:
         with torch.no_grad():
             kept = self.candidates(batch).to(self.table.device)
         self._count_scores(len(kept) * (1 + min(1.0, SCORING / len(batch.query))))
         if self._is_training():
             self._adapt(batch, kept)
-        return self.table.sampled_costs(batch, kept, counted=counted)
+        return self.table.sampled_costs(batch, kept, counted=counted, factor=factor)
 
     @torch.no_grad()
     def _adapt(self, batch: GlobalBatch, kept: Candidates) -> None:

@@ -150,9 +150,9 @@ class Head(ExactState, ABC):
             self._refuse_backward()
             batch = self._prepare(query, target, target_weight)
             context = batch.context_of(context)
-        loss, mean_size = self._losses(batch, context)
+        loss = self._loss(batch, context)
         self._count_step()
-        return self._guarded(batch.reduce(loss, self.reduction, mean_size))
+        return self._guarded(loss)
 
     def _refuse_arguments(self, unknown: Mapping[str, object]) -> None:
         refuse_names(unknown, ARGUMENTS)
@@ -164,12 +164,23 @@ class Head(ExactState, ABC):
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         """For names that only `nn.Linear` has, an error that says what a head has instead."""
+        # the table is needed several times in a step, and a module searches its parameters first
+        found: nn.Module | None = self.__dict__["_modules"].get(name)
+        if found is not None:
+            return found
         try:
             return super().__getattr__(name)
         except AttributeError as error:
             if name not in ATTRIBUTES:
                 raise
             raise AttributeError(f"{error}: {ATTRIBUTES[name]}.") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # counters change in every step, and a module sets them ten times as slowly
+        if type(value) in (int, float) and name in self.__dict__:
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def _refuse_backward(self) -> None:
         if torch._C._current_graph_task_id() != -1:
@@ -181,14 +192,15 @@ class Head(ExactState, ABC):
 
     def _guarded(self, loss: Tensor) -> Tensor:
         """`loss`; if rows move inside `backward`, with a check that its gradient is not scaled."""
-        fused = any(table.row_optimizer is not None for table in self.tables())
-        if fused and loss.requires_grad:
-            loss.register_hook(check_scale)  # type: ignore[no-untyped-call]
+        for table in self.tables():
+            if table.row_optimizer is not None and loss.requires_grad:
+                loss.register_hook(check_scale)  # type: ignore[no-untyped-call]
+                break
         return loss
 
     @abstractmethod
-    def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
-        """(B,) the loss of each example, and the mean of B over the ranks."""
+    def _loss(self, batch: Batch, context: Tensor | None) -> Tensor:
+        """The loss of `batch`, reduced as `reduction` says."""
 
     @abstractmethod
     def topk(
@@ -275,8 +287,8 @@ class Head(ExactState, ABC):
         self.step, self.seed = numbers["step"], numbers["seed"]
 
     def _check_device(self, query: Tensor) -> None:
-        here = next((table.device for table in self.tables()), None)
-        if isinstance(query, Tensor) and here not in (None, query.device):
+        tables = self.tables()
+        if tables and isinstance(query, Tensor) and (here := tables[0].device) != query.device:
             raise UsageError(
                 f"query is on {query.device}, the rows of the head are on {here}. Move one of "
                 f'them: query.to("{here}"), or head.to("{query.device}").'

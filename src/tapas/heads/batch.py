@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import tapas.native as native
 from tapas.candidates import first_occurrences
 from tapas.errors import UsageError
 from tapas.heads.multi_hot import refuse_multi_hot
@@ -33,6 +34,12 @@ class Batch:
         weight = None if self.weight is None else self.weight[:number]
         counted = None if self.counted is None else self.counted[:number]
         return Batch(query, target, weight, counted, None, query.shape[:1])
+
+    def factor(self, reduction: str, mean_size: float) -> float | None:
+        """By which the sum of all costs is to be multiplied, if that is the reduced loss."""
+        if reduction == "none" or self.weight is not None or self.target.shape[1] != 1:
+            return None
+        return 1.0 if reduction == "sum" or not mean_size else 1.0 / mean_size
 
     def weighted(self, cost: Tensor) -> Tensor:
         """(B,) the loss of each example from the `cost` (B, L) of its targets."""
@@ -143,11 +150,12 @@ def _is_plain(query: Tensor, target: Tensor, num_classes: int, dim: int, ignore_
         and query.device == target.device
         and ignore_index < 0
         and target.is_contiguous()
-        and all_finite(query)
     ):
         return False
+    if native.supports(query, target) and query.is_contiguous():
+        return native.fits(query, target, num_classes)
     low, high = target.aminmax()
-    return bool(low >= 0) and bool(high < num_classes)
+    return bool(low >= 0) and bool(high < num_classes) and all_finite(query)
 
 
 def check_any_example(size: float) -> None:

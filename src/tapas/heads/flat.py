@@ -173,9 +173,13 @@ class SharedSample(FlatHead):
         use `batch.query.detach()` to score with the queries.
         """
 
-    def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
+    def _loss(self, batch: Batch, context: Tensor | None) -> Tensor:
         everyone = self._gather(batch, context)
-        return batch.weighted(self._costs(everyone, batch.counted)), everyone.mean_size
+        factor = batch.factor(self.reduction, everyone.mean_size)
+        costs = self._costs(everyone, batch.counted, factor)
+        if factor is not None:
+            return costs
+        return batch.reduce(batch.weighted(costs), self.reduction, everyone.mean_size)
 
     @outside_graphs
     @in_float32
@@ -206,12 +210,17 @@ class SharedSample(FlatHead):
         check_any_example(len(everyone.query))
         return everyone
 
-    def _costs(self, batch: GlobalBatch, counted: Tensor | None) -> Tensor:
-        """(B, L) -log p of the targets of this rank's examples, estimated from the sample."""
+    def _costs(
+        self, batch: GlobalBatch, counted: Tensor | None, factor: float | None = None
+    ) -> Tensor:
+        """(B, L) -log p of the targets of this rank's examples, estimated from the sample.
+
+        With `factor`, that times their sum.
+        """
         with torch.no_grad():
             kept = self.candidates(batch)
         self._count_scores(len(kept))
-        return self.table.sampled_costs(batch, kept, counted=counted)
+        return self.table.sampled_costs(batch, kept, counted=counted, factor=factor)
 
 
 class LookupHead(FlatHead):
@@ -225,12 +234,12 @@ class LookupHead(FlatHead):
         subclass may override `scores_per_example`, which is not known otherwise.
         """
 
-    def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
+    def _loss(self, batch: Batch, context: Tensor | None) -> Tensor:
         with self.ranks.share_errors():
             mean_size = self.ranks.mean(len(batch.query))
         check_any_example(mean_size)
         with self.ranks.share_errors():
-            return self.losses(batch, context), mean_size
+            return batch.reduce(self.losses(batch, context), self.reduction, mean_size)
 
 
 def check_rows(weight: Tensor) -> None:

@@ -92,7 +92,9 @@ class InBatchSoftmax(SharedSample):
         in_batch = self._distinct(batch)
         return Candidates(in_batch, -self._mean_gap_now(in_batch).log())
 
-    def _costs(self, batch: GlobalBatch, counted: Tensor | None) -> Tensor:
+    def _costs(
+        self, batch: GlobalBatch, counted: Tensor | None, factor: float | None = None
+    ) -> Tensor:
         with torch.no_grad():
             kept = self.candidates(batch).to(self.table.device)
         self._count_scores(len(kept))
@@ -100,7 +102,7 @@ class InBatchSoftmax(SharedSample):
             in_batch = self._distinct(batch)
             self.gap[in_batch] = self._mean_gap_now(in_batch).to(self.gap.dtype)
             self.last_seen[in_batch] = self.step
-        return self.table.sampled_costs(batch, kept, counted=counted)
+        return self.table.sampled_costs(batch, kept, counted=counted, factor=factor)
 
     def _distinct(self, batch: GlobalBatch) -> Tensor:
         """Distinct targets of all examples, ascending, without padding."""

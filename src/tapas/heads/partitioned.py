@@ -82,10 +82,12 @@ class PartitionedSoftmax(SharedSample):
             self._partition = self._look_ahead(self.part_start)
         return self._partition
 
-    def _costs(self, batch: GlobalBatch, counted: Tensor | None) -> Tensor:
+    def _costs(
+        self, batch: GlobalBatch, counted: Tensor | None, factor: float | None = None
+    ) -> Tensor:
         if self._is_training() and not self.part_start <= self.step < self.partition[0]:
             self.part_start, self._partition = self.step, None
-        return super()._costs(batch, counted)
+        return super()._costs(batch, counted, factor)
 
     def _look_ahead(self, start: int) -> tuple[int, Tensor]:
         with self.ranks.share_errors():

@@ -213,28 +213,32 @@ class TapasSoftmax(SharedSample):
     def candidates(self, batch: GlobalBatch) -> Candidates:
         return self.table.select(*self._two_passes(batch))
 
-    def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
+    def _loss(self, batch: Batch, context: Tensor | None) -> Tensor:
         if self._checks_uniform and self._is_training():
             scores = self._num_scores * len(batch.query)
             if is_time_to_check(self.num_classes, self.step, scores):
                 self._checks_uniform = False
                 found = self._compare(batch.first(QUERIES), self._gather(batch, context))
                 warn_of_uniform(found["gradient_cosine"], self.step, self.num_classes)
-        return super()._losses(batch, context)
+        return super()._loss(batch, context)
 
-    def _costs(self, batch: GlobalBatch, counted: Tensor | None) -> Tensor:
+    def _costs(
+        self, batch: GlobalBatch, counted: Tensor | None, factor: float | None = None
+    ) -> Tensor:
         pool, second_pass = self._two_passes(batch)
         scored = 0.0
         if second_pass is not None:  # scored by some queries of the batch only
             scored = len(pool) * len(second_pass.query) / len(batch.query)
         self._count_scores(self.num_samples + scored)
-        return self.table.sampled_costs(batch, pool, second_pass, counted)
+        return self.table.sampled_costs(batch, pool, second_pass, counted, factor)
 
     def _two_passes(self, batch: GlobalBatch) -> tuple[Candidates, SecondPass | None]:
         """The pool of this step, and how n classes are selected from it (None: all are kept)."""
         generator = stream(self.seed, "draws", self.step)
         proposal = self.proposal.conditioned_on(batch.context)
         pool = proposal.sample(self._pool_size, generator=generator)
+        if len(pool) <= self.num_samples:
+            return pool, None
         second_pass = SecondPass.draw(
             batch, pool, self.num_samples, self.selection, self.temperature, generator=generator
         )

@@ -107,11 +107,11 @@ class TreeHead(Head):
     def layout(self) -> Tensor:
         """Which class is where; states of heads with different layouts are incompatible."""
 
-    def _losses(self, batch: Batch, context: Tensor | None) -> tuple[Tensor, float]:
+    def _loss(self, batch: Batch, context: Tensor | None) -> Tensor:
         cost = self.neg_log_prob(batch.query, batch.target)
         if batch.weight is not None:
             cost = cost * batch.weight
-        return cost.sum(dim=1), len(batch.query)
+        return batch.reduce(cost.sum(dim=1), self.reduction, len(batch.query))
 
     @in_float32
     @torch.no_grad()

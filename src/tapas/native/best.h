@@ -59,6 +59,7 @@ static void best_of_rows(const Rows& rows, const Panels& panels, Range part, int
     bar[q] = INFINITY;
   for (int64_t at = part.start; at < part.stop; at += block.size) {
     block.read(rows, at, std::min(at + block.size, part.stop), 1.0f);
+    const bool finite = block.is_finite();
     for (int64_t j = 0; j < last - first; ++j) {
       Lanes lanes{LOG2_E, reference + j * PANEL, total + j * PANEL, nullptr, 0, 0, {}, {}, 0};
       if (SUMS) lanes.begin();
@@ -67,11 +68,11 @@ static void best_of_rows(const Rows& rows, const Panels& panels, Range part, int
         Floats tile[HIGH][WIDE];
         partial.finish(block, i, panels[first + j], tile);
         const int64_t real = std::min<int64_t>(HIGH, block.count - i);
-        const Floats to_beat[WIDE] = {load(&bar[j * PANEL]), load(&bar[j * PANEL + LANES])};
-        Ints beaten = {};
-        for (int r = 0; r < HIGH; ++r)
-          for (int w = 0; w < WIDE; ++w) beaten |= ~(tile[r][w] <= to_beat[w]);  // NaN beats all
-        if (any(beaten))
+        Floats most[WIDE];
+        highest(tile, most);
+        const Ints beaten =
+            ~(most[0] <= load(&bar[j * PANEL])) | ~(most[1] <= load(&bar[j * PANEL + LANES]));
+        if (any(beaten) || !finite)  // NaN beats all, but may be lost in `most`
           for (int64_t r = 0; r < real; ++r)
             for (int64_t lane = 0; lane < panels.real(first + j); ++lane) {
               const float score = tile[r][lane / LANES][lane % LANES];
@@ -79,7 +80,7 @@ static void best_of_rows(const Rows& rows, const Panels& panels, Range part, int
               if (score <= bar[q] || excluded.holds(first * PANEL + q, id)) continue;
               bar[q] = best[q].add({score, id}, k, bar[q]);
             }
-        if (SUMS) lanes.add(tile, 0);
+        if (SUMS) lanes.add(tile, 0, most);
       }
       if (SUMS) lanes.end();
     }

@@ -8,11 +8,12 @@
 // A function returns 0 unless it says otherwise, and OUT_OF_MEMORY instead of an exception.
 #include <cstdint>
 #include <new>
+#include <optional>
 
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
 // The version of this interface, which the Python side checks first.
-PUBLIC int tapas_interface() { return 6; }
+PUBLIC int tapas_interface() { return 7; }
 
 // Whether this CPU has the instructions that are compiled below.
 PUBLIC int tapas_usable() {
@@ -34,6 +35,9 @@ PUBLIC int tapas_usable() {
 
 using namespace tapas;
 
+// Whether this CPU has instructions for products of bfloat16 numbers: see halves.h.
+PUBLIC int tapas_halves() { return has_halves(); }
+
 constexpr int64_t OUT_OF_MEMORY = INT64_MIN, NOT_FINITE = -3, OUT_OF_RANGE = -2;
 
 template <class Work>
@@ -42,6 +46,18 @@ static int64_t guarded(Work work) {
     return work();
   } catch (const std::bad_alloc&) {
     return OUT_OF_MEMORY;
+  }
+}
+
+// Joins the sums of a panel of `real` queries.
+static void write_sums(Sums& sums, int64_t panel, int64_t real, float* terms, int64_t stride,
+                       float* log_sum, float* reference, float* inverse) {
+  sums.join(panel);
+  if (terms) sums.rescale(panel, real, terms, stride);
+  for (int64_t q = panel * PANEL; q < panel * PANEL + real; ++q) {
+    log_sum[q] = sums.log_sum(q);
+    reference[q] = terms ? sums.reference[q] : sums.moved(q);
+    inverse[q] = sums.inverse(q, reference[q]);
   }
 }
 
@@ -71,49 +87,48 @@ PUBLIC int64_t tapas_log_sum(const void* table, int half, int64_t dim, const flo
       for (int64_t task = 0; task < sums.tasks(); ++task)
         sums.run(task, rows, panels, hits, terms, queries);
 #pragma omp for schedule(dynamic, 4)
-      for (int64_t j = 0; j < panels.count; ++j) {
-        sums.join(j);
-        if (terms) sums.rescale(j, panels.real(j), terms, queries);
-        for (int64_t q = j * PANEL; q < j * PANEL + panels.real(j); ++q) {
-          log_sum[q] = sums.log_sum(q);
-          reference[q] = terms ? sums.reference[q] : sums.moved(q);
-          inverse[q] = sums.inverse(q, reference[q]);
-        }
-      }
+      for (int64_t j = 0; j < panels.count; ++j)
+        write_sums(sums, j, panels.real(j), terms, queries, log_sum, reference, inverse);
     }
     return 0;
   });
 }
 
-// Everything that a sampled softmax computes from a table: the rows of kept classes and of targets
-// are copied to kept_rows (kept, dim) and target_rows (queries * per_query, dim), offset[k] = bias
-// - log_q, positive (queries, per_query) are the scores of targets, and the rest is as in
-// tapas_log_sum; rows of terms begin `stride` apart. `kept_at` and `target_at` are positions in the table, negative is padding;
-// `kept_ids`, ascending, and `targets` are the classes, to find targets among the kept. Unless
-// null, cost (queries, per_query) is -log of the share of each target, with rest (queries) and own
-// (queries, per_query) the shares of the kept classes and of the targets; `counted` is null or 0
-// for targets that do not count in the sum.
+// The parts of a SampleMemory: `starts` (10) in it, in floats; returns its size.
+PUBLIC int64_t tapas_sample_memory(int64_t kept, int64_t queries, int64_t per_query, int64_t dim,
+                                   int with_terms, int64_t* starts) {
+  const SampleMemory memory(nullptr, kept, queries, per_query, dim, with_terms != 0);
+  std::copy_n(memory.starts, 10, starts);
+  return memory.size;
+}
+
+// Everything that a sampled softmax computes from a table, into a SampleMemory `work`. `kept_at` and
+// `target_at` are positions in the table, negative is padding; `kept_ids`, ascending, and `targets`
+// are the classes, to find targets among the kept. `counted` is null, or 0 for targets that do not
+// count in the partition sum. Unless null, cost (queries, per_query) is -log of the share of each
+// target, 0 for padding, and loss (1) is factor times the sum of these.
 // Returns OUT_OF_RANGE if a position is not below num_rows or kept_ids do not ascend, NOT_FINITE
 // if a query holds NaN or inf; then results are meaningless.
 PUBLIC int64_t tapas_sampled(const void* table, int half, int64_t dim, const void* bias,
                              int64_t num_rows, const int64_t* kept_at, const int64_t* kept_ids,
                              const float* log_q, int64_t kept, const float* query, int64_t queries,
                              const int64_t* target_at, const int64_t* targets, int64_t per_query,
-                             const char* counted, int threads, float* kept_rows, float* offset,
-                             float* target_rows, float* positive, float* log_sum, float* reference,
-                             float* inverse, float* terms, int64_t stride, float* cost, float* rest,
-                             float* own) {
+                             const char* counted, int threads, int with_terms, float* work,
+                             float* cost, float* loss, float factor) {
   return guarded([&]() -> int64_t {
+    const SampleMemory m(work, kept, queries, per_query, dim, with_terms != 0);
     const int64_t flat = queries * per_query;
     bool fits = all_below(kept_at, kept, num_rows);
     for (int64_t k = 1; k < kept; ++k) fits &= kept_ids[k] > kept_ids[k - 1];
     for (int64_t i = 0; i < flat; ++i) fits &= target_at[i] < num_rows;
     if (!fits) return OUT_OF_RANGE;
     const BiasedTable from{{table, half != 0, dim}, bias};
-    const Rows rows{{kept_rows, false, dim}, nullptr, offset, kept};
+    const Rows rows{{m.kept_rows, false, dim}, nullptr, m.offset, kept};
     Panels panels(query, queries, dim, 1.0f);
     Hits hits(panels.count, per_query);
     Sums sums(kept, panels.count, dim, LOG2_E);
+    Scratch<float> own_costs(cost ? 0 : flat);
+    float* costs = cost ? cost : own_costs.data();
     const int64_t row_chunks = (kept + PANEL - 1) / PANEL, chunks = panels.count + row_chunks;
     threads = threads_for(kept * queries * dim + 4 * (kept + flat) * dim, threads);
     bool finite = true;
@@ -123,36 +138,61 @@ PUBLIC int64_t tapas_sampled(const void* table, int half, int64_t dim, const voi
       for (int64_t c = 0; c < chunks; ++c) {
         if (c >= panels.count) {
           read_kept(from, kept_at, log_q, range_of(kept, PANEL, c - panels.count, row_chunks),
-                    kept_rows, offset);
+                    m.kept_rows, m.offset);
           continue;
         }
         const Range mine{c * PANEL, c * PANEL + panels.real(c)};
         finite = all_finite(query + mine.start * dim, (mine.stop - mine.start) * dim) && finite;
         read_targets(from, target_at, query, per_query,
-                     {mine.start * per_query, mine.stop * per_query}, target_rows, positive);
+                     {mine.start * per_query, mine.stop * per_query}, m.target_rows, m.positive);
         panels.pack(c);
         hits.find(c, kept_ids, kept, targets, queries, per_query);
       }
 #pragma omp for schedule(dynamic, 1)
       for (int64_t task = 0; task < sums.tasks(); ++task)
-        sums.run(task, rows, panels, hits, terms, stride);
+        sums.run(task, rows, panels, hits, m.terms, m.stride);
 #pragma omp for schedule(dynamic, 4)
       for (int64_t j = 0; j < panels.count; ++j) {
-        sums.join(j);
-        if (terms) sums.rescale(j, panels.real(j), terms, stride);
+        write_sums(sums, j, panels.real(j), m.terms, m.stride, m.log_sum, m.reference, m.inverse);
         for (int64_t q = j * PANEL; q < j * PANEL + panels.real(j); ++q) {
-          log_sum[q] = sums.log_sum(q);
-          reference[q] = terms ? sums.reference[q] : sums.moved(q);
-          inverse[q] = sums.inverse(q, reference[q]);
           const int64_t at = q * per_query;
-          if (cost)
-            costs_of(positive + at, counted ? counted + at : nullptr, per_query, log_sum[q],
-                     cost + at, rest + q, own + at);
+          costs_of(m.positive + at, counted ? counted + at : nullptr, per_query, m.log_sum[q],
+                   costs + at, m.rest + q, m.own + at);
         }
       }
     }
+    double total = 0.0;
+    for (int64_t i = 0; i < flat; ++i) total += costs[i];
+    if (loss) *loss = static_cast<float>(factor * total);
     return finite ? 0 : NOT_FINITE;
   });
+}
+
+// Gradients of sum_q scale[q] * log_sum[q], see tapas_gradients.
+static void sum_gradients(const Rows& rows, const float* query, int64_t queries,
+                          const int64_t* sorted_ids, const int64_t* targets, int64_t per_query,
+                          const float* reference, const float* inverse, const float* scale,
+                          int threads, float* row_grad, float* offset_grad, float* query_grad) {
+  const int64_t dim = rows.table.dim, count = rows.count;
+  Panels panels(query, queries, dim, 1.0f);
+  Hits hits(panels.count, per_query);
+  Gradients found(rows, panels, hits);
+  threads = threads_for(3 * count * queries * dim, threads);
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t j = 0; j < panels.count; ++j) {
+      panels.pack(j);
+      hits.find(j, sorted_ids, count, targets, queries, per_query);
+      found.prepare(j, reference, inverse, scale);
+    }
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t part = 0; part < found.parts; ++part) found.run(part);
+#pragma omp for schedule(dynamic, 64) nowait
+    for (int64_t p = 0; p < count; ++p) found.row_grad(p, row_grad + p * dim, offset_grad + p);
+#pragma omp for schedule(dynamic, 64)
+    for (int64_t q = 0; q < queries; ++q) found.query_grad(q, query_grad + q * dim);
+  }
 }
 
 // Gradients of sum_q scale[q] * log_sum[q] with respect to rows (count, dim), offsets (count) and
@@ -165,45 +205,53 @@ PUBLIC int64_t tapas_gradients(const void* table, int half, int64_t dim, const f
                                float* offset_grad, float* query_grad) {
   return guarded([&] {
     const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
-    Panels panels(query, queries, dim, 1.0f);
-    Hits hits(panels.count, per_query);
-    Gradients found(rows, panels, hits);
-    threads = threads_for(3 * count * queries * dim, threads);
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(dynamic, 4)
-      for (int64_t j = 0; j < panels.count; ++j) {
-        panels.pack(j);
-        hits.find(j, sorted_ids, count, targets, queries, per_query);
-        found.prepare(j, reference, inverse, scale);
-      }
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t part = 0; part < found.parts; ++part) found.run(part);
-#pragma omp for schedule(dynamic, 64) nowait
-      for (int64_t p = 0; p < count; ++p) found.row_grad(p, row_grad + p * dim, offset_grad + p);
-#pragma omp for schedule(dynamic, 64)
-      for (int64_t q = 0; q < queries; ++q) found.query_grad(q, query_grad + q * dim);
-    }
+    sum_gradients(rows, query, queries, sorted_ids, targets, per_query, reference, inverse, scale,
+                  threads, row_grad, offset_grad, query_grad);
     return 0;
   });
 }
 
-// Adds the gradients of targets to those of kept classes, and to those of queries.
+enum Phase { EVERYTHING = 0, BEFORE_PRODUCTS = 1, AFTER_PRODUCTS = 2 };
+
+// Gradients of a sampled softmax, from the SampleMemory `work` that tapas_sampled has filled; see
+// score_gradients for `result`, `factor` and the gradients that are given.
 //
-// row_grad (kept + queries * per_query, dim), offset_grad and ids begin with the gradients of the
-// kept classes; targets that were not kept are appended. The gradient of a target's score is
-// target_grad (queries, per_query). Offsets and queries may have no gradients (null); query_grad
-// (queries, dim) is first multiplied by query_scale (queries), if that is not null. `square` is the
-// sum of the squares of all row and offset gradients.
+// row_grad (kept + queries * per_query, dim), offset_grad and ids begin with the kept classes;
+// targets that were not kept are appended. offset_grad is also written if there is no bias, then to
+// be ignored: `biased` says whether it counts. `square` is the sum of the squares of all gradients
+// of rows and offsets, query_grad is (queries, dim).
+//
+// With terms, the matrix products are those of the caller, between two calls with the same
+// arguments. The first fills target_grad (queries, per_query), scale (queries) and scaled (queries,
+// dim), queries times scale. Then the caller fills row_grad (kept, dim) = terms . scaled,
+// offset_grad (kept) = terms . scale and query_grad = terms^T . kept_rows.
+//
 // Returns the number of rows with a gradient, each of a different class.
-PUBLIC int64_t tapas_target_gradients(const int64_t* targets, int64_t queries, int64_t per_query,
-                                      int64_t num_classes, int64_t dim, const float* target_grad,
-                                      const float* query, const float* target_rows,
-                                      const int64_t* kept_ids, int64_t kept,
-                                      const float* query_scale, int threads, int64_t* ids,
-                                      float* row_grad, float* offset_grad, float* query_grad,
-                                      double* square) {
-  return guarded([&] {
+PUBLIC int64_t tapas_sample_gradients(float* work, int64_t kept, int64_t queries,
+                                      int64_t per_query, int64_t dim, int with_terms, int phase,
+                                      const float* query, const int64_t* targets,
+                                      const int64_t* kept_ids, int64_t num_classes, int biased,
+                                      int result, float factor, const float* grad,
+                                      const float* log_sum_grad, int threads, float* target_grad,
+                                      float* scale, float* scaled, int64_t* ids, float* row_grad,
+                                      float* offset_grad, float* query_grad, double* square) {
+  return guarded([&]() -> int64_t {
+    const SampleMemory m(work, kept, queries, per_query, dim, with_terms != 0);
+    if (phase != AFTER_PRODUCTS)
+      score_gradients(m, targets, result, factor, grad, log_sum_grad, {0, queries}, target_grad,
+                      scale);
+    if (phase == BEFORE_PRODUCTS) {
+#pragma omp parallel for num_threads(threads_for(4 * queries * dim, threads)) schedule(dynamic, 64)
+      for (int64_t q = 0; q < queries; ++q) {
+        scale[q] *= m.inverse[q];
+        for (int64_t d = 0; d < dim; ++d) scaled[q * dim + d] = query[q * dim + d] * scale[q];
+      }
+      return 0;
+    }
+    if (phase == EVERYTHING)
+      sum_gradients({{m.kept_rows, false, dim}, nullptr, m.offset, kept}, query, queries, kept_ids,
+                    targets, per_query, m.reference, m.inverse, scale, threads, row_grad,
+                    offset_grad, query_grad);
     const TargetPlaces places(targets, queries * per_query, num_classes, kept_ids, kept);
     const Groups& groups = places.groups;
     const int64_t chunk = 64, num_chunks = (places.rows + chunk - 1) / chunk;
@@ -214,12 +262,12 @@ PUBLIC int64_t tapas_target_gradients(const int64_t* targets, int64_t queries, i
 #pragma omp for schedule(dynamic, 64) nowait
       for (int64_t k = 0; k < kept; ++k) ids[k] = kept_ids[k];
 #pragma omp for schedule(dynamic, 16) nowait
-      for (int64_t q = 0; q < (query_grad ? queries : 0); ++q) {
+      for (int64_t q = 0; q < queries; ++q) {
         float* to = query_grad + q * dim;
-        if (query_scale)
-          for (int64_t d = 0; d < dim; ++d) to[d] *= query_scale[q];
+        if (phase == AFTER_PRODUCTS)
+          for (int64_t d = 0; d < dim; ++d) to[d] *= scale[q];
         for (int64_t l = q * per_query; l < (q + 1) * per_query; ++l) {
-          const float* row = target_rows + l * dim;
+          const float* row = m.target_rows + l * dim;
           if (targets[l] >= 0)
             for (int64_t d = 0; d < dim; ++d) to[d] += target_grad[l] * row[d];
         }
@@ -231,7 +279,7 @@ PUBLIC int64_t tapas_target_gradients(const int64_t* targets, int64_t queries, i
         float own = 0.0f;
         if (place >= kept) {
           std::fill_n(to, dim, 0.0f);
-          if (offset_grad) offset_grad[place] = 0.0f;
+          offset_grad[place] = 0.0f;
           ids[place] = groups.id(g);
         }
         for (int64_t at = groups.begin(g); at < groups.end(g); ++at) {
@@ -240,19 +288,27 @@ PUBLIC int64_t tapas_target_gradients(const int64_t* targets, int64_t queries, i
           for (int64_t d = 0; d < dim; ++d) to[d] += target_grad[l] * from[d];
           own += target_grad[l];
         }
-        if (offset_grad) offset_grad[place] += own;
+        offset_grad[place] += own;
       }
 #pragma omp for schedule(dynamic, 1)
       for (int64_t c = 0; c < num_chunks; ++c) {
         const int64_t start = c * chunk, stop = std::min(start + chunk, places.rows);
         squares[c] = square_sum(row_grad + start * dim, (stop - start) * dim);
-        if (offset_grad) squares[c] += square_sum(offset_grad + start, stop - start);
+        if (biased) squares[c] += square_sum(offset_grad + start, stop - start);
       }
     }
     *square = 0.0;
     for (int64_t c = 0; c < num_chunks; ++c) *square += squares[c];
     return places.rows;
   });
+}
+
+// Whether a batch can be used as it is: 0, OUT_OF_RANGE if a target (count) is not in 0 ..
+// num_classes - 1, NOT_FINITE if one of the numbers `query` (size) is not.
+PUBLIC int64_t tapas_check_batch(const float* query, int64_t size, const int64_t* targets,
+                                 int64_t count, int64_t num_classes) {
+  if (!all_below(targets, count, num_classes)) return OUT_OF_RANGE;
+  return all_finite(query, size) ? 0 : NOT_FINITE;
 }
 
 // Priority sampling by mean share, as in selection/priority.py: share[p] is the mean over queries of
@@ -272,9 +328,13 @@ PUBLIC int64_t tapas_priority(const void* table, int half, int64_t dim, const vo
     Scratch<float> offset(count), scratch(count * width);
     const Rows rows{from.table, positions, offset.data(), count};
     threads = threads_for(count * queries * dim, threads);
+    // the classes that are kept may depend on rounding; a share that is asked for may not
+    const bool rough = keep && has_halves() && count * queries * dim >= WORTH_HALVES;
     for (int64_t first = 0; first < queries; first += width) {
       const int64_t size = std::min(width, queries - first);
       Panels panels(query + first * dim, size, dim, 1.0f);
+      std::optional<HalfPanels> halves;
+      if (rough) halves.emplace(panels);
       Hits hits(panels.count, per_query);
       Sums sums(count, panels.count, dim, scale * LOG2_E);
       Scratch<float> times(sums.row_parts * panels.count * PANEL);
@@ -288,11 +348,12 @@ PUBLIC int64_t tapas_priority(const void* table, int half, int64_t dim, const vo
 #pragma omp for schedule(dynamic, 4)
         for (int64_t j = 0; j < panels.count; ++j) {
           panels.pack(j);
+          if (halves) halves->pack(j);
           hits.find(j, ids, count, targets + first * per_query, size, per_query);
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < sums.tasks(); ++task)
-          sums.run(task, rows, panels, hits, scratch.data(), width);
+          sums.run(task, rows, panels, hits, scratch.data(), width, halves ? &*halves : nullptr);
 #pragma omp for schedule(dynamic, 4)
         for (int64_t j = 0; j < panels.count; ++j) {
           sums.join(j);
@@ -411,60 +472,59 @@ PUBLIC int64_t tapas_top(const void* table, int half, int64_t dim, const float* 
   });
 }
 
-// The first k distinct classes of a sequence of `count` draws, counter after counter from a key, in
-// ascending order, and the log of the expected count of each: see proposals/base.py. Returns 0, or
-// 1 if there are at most k distinct ones. Unless null, `draws` (count) are the draws themselves.
+constexpr int64_t DRAW = 256;  // multiplications in the time of a draw
+
+// The first k distinct classes of a sequence of at most `count` draws, counter after counter from a
+// key, in ascending order, and the log of the expected count of each: see proposals/base.py.
+// Returns 0, or 1 if there are at most k distinct ones. Unless null, `draws` (count) are the draws
+// themselves, and there are no other results.
 PUBLIC int64_t tapas_pool(uint64_t key, int64_t count, int64_t k, int64_t num_classes,
                           double floor_share, double floor_not_drawn, int64_t heads,
-                          const double* threshold, const int64_t* partner, const int64_t* head_ids,
-                          const double* not_drawn, const int32_t* first, int shift, int threads,
-                          int64_t* draws, int64_t* ids, float* log_q) {
+                          const void* buckets, const int64_t* head_ids, const double* not_drawn,
+                          const int32_t* first, int shift, int threads, int64_t* draws,
+                          int64_t* ids, float* log_q) {
   return guarded([&]() -> int64_t {
-    const FloorAndHead from{num_classes, floor_share, floor_not_drawn, heads, threshold, partner,
-                       head_ids, not_drawn, first, shift};
-    const Philox philox{{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)}};
-    Scratch<int64_t> mine(draws ? 0 : count);
-    Scratch<int32_t> place(count);
-    int64_t* drawn = draws ? draws : mine.data();
-    constexpr int STEP = Philox::LANE_COUNT;
-    threads = threads_for(64 * count, threads);
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 16)
-    for (int64_t start = 0; start < count; start += STEP) {
-      uint64_t high[STEP], low[STEP];
-      philox.numbers(start, high, low);
-      const int size = static_cast<int>(std::min<int64_t>(STEP, count - start));
-      from.draw(high, low, size, drawn + start, &place[start]);
-    }
-    if (!ids) return 0;
-    FirstOccurrences seen(k + 1);
-    std::vector<Counted> found;
-    found.reserve(k + 1);
-    int64_t end = 0;
-    for (; end < count; ++end) {
-      if (end + AHEAD < count) seen.prefetch(drawn[end + AHEAD]);
-      const int64_t next = found.size(), at = seen.place(drawn[end], next);
-      if (at < next) {
-        ++found[at].again;
-        if (place[end] >= 0) found[at].place = place[end];
-        continue;
+    const FloorAndHead from{num_classes, floor_share, floor_not_drawn, heads,
+                            static_cast<const Bucket*>(buckets), head_ids, not_drawn, first,
+                            shift};
+    const Philox philox(key);
+    const auto draw = [&](int64_t start, int64_t stop, int64_t* to) {
+      constexpr int STEP = Philox::AT_ONCE;
+#pragma omp parallel for num_threads(threads_for(DRAW * (stop - start), threads)) schedule(dynamic, 16)
+      for (int64_t at = start; at < stop; at += STEP) {
+        uint64_t numbers[STEP];
+        philox.numbers(at, numbers);
+        from.draw(numbers, static_cast<int>(std::min<int64_t>(STEP, stop - at)), to + (at - start));
       }
-      if (next == k) break;
-      found.push_back({drawn[end], 0, place[end]});
+    };
+    if (draws) {
+      draw(0, count, draws);
+      return 0;
     }
-    if (end == count) return 1;
-    sort_by_id(found, num_classes);
-    float of_floor[8];  // classes outside of the head differ only in how often they were drawn
-    for (int again = 0; again < 8; ++again)
-      of_floor[again] = log_kept((end - again) * floor_not_drawn);
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 512)
-    for (int64_t j = 0; j < k; ++j) {
-      const Counted& one = found[j];
-      ids[j] = one.id;
-      const int64_t at = one.place >= 0 ? one.place : from.place_of(one.id);
-      if (at < 0 && one.again < 8)
-        log_q[j] = of_floor[one.again];
-      else
-        log_q[j] = log_kept((end - one.again) * (at < 0 ? floor_not_drawn : not_drawn[at]));
+    FirstDistinct distinct(k, num_classes);
+    const int64_t most = (k + 64) / 64 * 64;
+    Scratch<int64_t> piece(most);
+    int64_t done = 0;
+    for (bool complete = false; !complete;) {
+      if (done == count) return 1;
+      // as many as are still missing would be enough if none was drawn again
+      const int64_t missing = std::max<int64_t>(k + 1 - distinct.found, k / 32);
+      const int64_t stop = std::min(done + std::min((missing + 63) / 64 * 64, most), count);
+      draw(done, stop, piece.data());
+      complete = distinct.add(piece.data(), stop - done);
+      done = stop;
+    }
+    Scratch<int64_t> again(k);
+    distinct.write(ids, again.data());
+    constexpr int64_t CHUNK = 512;
+#pragma omp parallel for num_threads(threads_for(DRAW * k, threads)) schedule(dynamic, 1)
+    for (int64_t start = 0; start < k; start += CHUNK) {
+      const int64_t stop = std::min(start + CHUNK, k);
+      float never[CHUNK];  // log of the chance of not being drawn at all
+      for (int64_t j = start; j < stop; ++j)
+        never[j - start] =
+            static_cast<float>((distinct.end - again[j]) * from.log_not_drawn(ids[j]));
+      log_drawn(never, stop - start, log_q + start);
     }
     return 0;
   });
@@ -475,28 +535,12 @@ PUBLIC int64_t tapas_pool(uint64_t key, int64_t count, int64_t k, int64_t num_cl
 // minus their number. Draws are in 0 .. bound - 1.
 PUBLIC int64_t tapas_distinct(const int64_t* draws, int64_t count, int64_t k, int64_t bound,
                               int64_t* ids, int64_t* again) {
-  if (bound <= LIST_LIMIT * k) return distinct_by_list(draws, count, k, bound, ids, again);
-  FirstOccurrences seen(k + 1);
-  std::vector<Counted> found;
-  found.reserve(k + 1);
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + AHEAD < count) seen.prefetch(draws[i + AHEAD]);
-    const int64_t next = found.size(), place = seen.place(draws[i], next);
-    if (place < next) {
-      ++found[place].again;
-      continue;
-    }
-    if (next == k) {
-      sort_by_id(found, bound);
-      for (int64_t j = 0; j < k; ++j) {
-        ids[j] = found[j].id;
-        again[j] = found[j].again;
-      }
-      return i;
-    }
-    found.push_back({draws[i], 0, 0});
-  }
-  return -static_cast<int64_t>(found.size());
+  return guarded([&] {
+    FirstDistinct distinct(k, bound);
+    if (!distinct.add(draws, count)) return -distinct.found;
+    distinct.write(ids, again);
+    return distinct.end;
+  });
 }
 
 // One optimizer step of the rows `ids` (count) and of their offsets, if any. Gradients (count, dim)

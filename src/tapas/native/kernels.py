@@ -3,7 +3,8 @@
 Inputs are float32, except class rows, which may be bfloat16. Nothing is differentiable.
 """
 
-from ctypes import addressof, c_double, c_float
+from ctypes import addressof, c_double, c_float, c_int64
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -68,23 +69,46 @@ def log_sum(
 
 
 class Sampled(NamedTuple):
-    """What `sampled` computes."""
+    """What `sampled` computes and `sample_gradients` needs, in one block of memory."""
 
-    kept_rows: Tensor  # (K, D) copies
-    offset: Tensor  # (K,) bias - log_q
-    target_rows: Tensor  # (B * L, D) copies, 0 for padding
-    positive: Tensor  # (B, L) scores of the targets, -inf for padding
-    log_sum: Tensor  # (B,)
-    sums: Tensor  # (2, B), as from `log_sum`
-    terms: Tensor | None  # (K, B), as from `log_sum`
+    work: Tensor  # (S,) float32
+    kept: int  # K
+    queries: int  # B
+    targets: int  # L
+    dim: int
+    with_terms: bool
+
+    def part(self, name: str) -> Tensor:
+        """One of the parts of `SampleMemory` in native/sampled.h, by name."""
+        _, starts = _sample_memory(*self[1:])
+        shape = {
+            "kept_rows": (self.kept, self.dim),
+            "offset": (self.kept,),
+            "target_rows": (self.queries * self.targets, self.dim),
+            "positive": (self.queries, self.targets),
+            "own": (self.queries, self.targets),
+            "terms": (self.kept, self.queries),
+        }.get(name, (self.queries,))
+        at = starts[PARTS.index(name)]
+        stride = -(-self.queries // 16) * 16 + 16 if name == "terms" else shape[-1]
+        return self.work.as_strided(shape, (stride, 1)[-len(shape) :], at)
 
 
-class Costs(NamedTuple):
-    """Costs of targets, to be filled by `sampled`."""
+PARTS = (
+    "kept_rows", "offset", "target_rows", "positive", "log_sum", "reference", "inverse", "rest",
+    "own", "terms",
+)  # fmt: skip
 
-    cost: Tensor  # (B, L) -log of the share of the target in the partition sum; 0 for padding
-    rest: Tensor  # (B,) share of the kept classes
-    own: Tensor  # (B, L) share of each target that counts
+
+@lru_cache(maxsize=256)
+def _sample_memory(
+    kept: int, queries: int, targets: int, dim: int, with_terms: bool
+) -> tuple[int, tuple[int, ...]]:
+    """Size of the memory of a `Sampled`, in floats, and where each of PARTS begins."""
+    starts = (c_int64 * len(PARTS))()
+    where = addressof(starts)
+    size = call("tapas_sample_memory", kept, queries, targets, dim, with_terms, where)
+    return size, tuple(starts)
 
 
 class BadValuesError(Exception):
@@ -103,7 +127,9 @@ def sampled(
     target: Tensor,
     with_terms: bool,
     counted: Tensor | None = None,
-    costs: Costs | None = None,
+    cost: Tensor | None = None,
+    loss: Tensor | None = None,
+    factor: float = 1.0,
 ) -> Sampled:
     """Read rows of targets and kept classes, score the targets, and sum over the kept.
 
@@ -113,24 +139,19 @@ def sampled(
         kept_at:   (K,) rows of the kept classes, which are `kept_ids` (K,), ascending.
         log_q:     (K,)
         target_at: (B, L) rows of the targets, which are `target` (B, L); negative is padding.
-        counted:   (B, L) False for a target that is listed again; only for `costs`.
+        counted:   (B, L) False for a target that is listed again.
+        cost:      (B, L) to be filled with -log p of each target, 0 for padding.
+        loss:      () to be filled with `factor` times the sum of these.
 
     Raises BadValuesError if ids or queries cannot be used.
     """
     weight, query = weight.contiguous(), query.contiguous()
     kept_at, kept_ids, log_q = kept_at.contiguous(), kept_ids.contiguous(), log_q.contiguous()
     target_at, target = target_at.contiguous(), target.contiguous()
-    (num_rows, dim), num_queries, num_kept = weight.shape, query.shape[0], log_q.shape[0]
-    num_targets = target.shape[1]
-    kept_rows, offset = query.new_empty(num_kept, dim), query.new_empty(num_kept)
-    target_rows = query.new_empty(num_queries * num_targets, dim)
-    positive, log_sum = query.new_empty(num_queries, num_targets), query.new_empty(num_queries)
-    sums = query.new_empty(2, num_queries)
-    terms, stride = None, num_queries
-    if with_terms:  # rows a power of two apart would compete for the same places in the caches
-        stride = (num_queries + 15) // 16 * 16 + 16
-        terms = query.new_empty(num_kept, stride)[:, :num_queries]
-    of_costs = [None] * 3 if costs is None else [part.data_ptr() for part in costs]
+    (num_rows, dim), (num_queries, num_targets) = weight.shape, target.shape
+    num_kept = log_q.shape[0]
+    size, _ = _sample_memory(num_kept, num_queries, num_targets, dim, with_terms)
+    work = query.new_empty(size)
     status = call(
         "tapas_sampled",
         *_table(weight),
@@ -147,37 +168,124 @@ def sampled(
         num_targets,
         _or_none(counted, torch.bool, num_queries, num_targets),
         torch.get_num_threads(),
-        kept_rows.data_ptr(),
-        offset.data_ptr(),
-        target_rows.data_ptr(),
-        positive.data_ptr(),
-        log_sum.data_ptr(),
-        *_both(sums),
-        _address(terms),
-        stride,
-        *of_costs,
+        with_terms,
+        work.data_ptr(),
+        _or_none(cost, F32, num_queries, num_targets),
+        _or_none(loss, F32),
+        factor,
     )
     if status:
         raise BadValuesError
-    return Sampled(kept_rows, offset, target_rows, positive, log_sum, sums, terms)
+    return Sampled(work, num_kept, num_queries, num_targets, dim, with_terms)
+
+
+LOSS, COSTS, LOGITS = range(3)  # what gradients are given for, as in native/sampled.h
+EVERYTHING, BEFORE_PRODUCTS, AFTER_PRODUCTS = range(3)
+
+
+def sample_gradients(
+    given: Sampled,
+    query: Tensor,
+    target: Tensor,
+    kept_ids: Tensor,
+    *,
+    result: int,
+    grad: Tensor,
+    log_sum_grad: Tensor | None = None,
+    factor: float = 1.0,
+    biased: bool,
+    num_classes: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    """Gradients of queries and rows, from what `sampled` has computed with the same arguments.
+
+    Args:
+        result: LOSS: `grad` () is that of `factor` times the sum of all costs, of one target for
+            each query. COSTS: `grad` (B, L) is that of the costs. LOGITS: `grad` (B, L) is that of
+            the scores of targets, and `log_sum_grad` (B,) that of the logs of the sums.
+        biased: whether offsets have gradients.
+        num_classes: all targets are below it.
+
+    Returns: gradients of queries (B, D); distinct ids (U,), gradients of their rows (U, D) and
+    biases (U,), 0 unless `biased`; and the sum of the squares of these.
+    """
+    work, kept, queries, targets, dim, with_terms = given
+    query, target, kept_ids = query.contiguous(), target.contiguous(), kept_ids.contiguous()
+    grad = grad.contiguous()
+    log_sum_grad = None if log_sum_grad is None else log_sum_grad.contiguous()
+    flat, rows = queries * targets, kept + queries * targets
+    scale_at = rows * dim + rows + flat
+    scaled_at = scale_at + queries
+    # gradients of rows and offsets, then of targets, scale and scaled queries
+    out = query.new_empty(scaled_at + (queries * dim if with_terms else 0))
+    ids, square, at = kept_ids.new_empty(rows), c_double(), out.data_ptr()
+    given_grads = [
+        result,
+        factor,
+        _at(grad, F32, *(() if result == LOSS else (queries, targets))),
+        _or_none(log_sum_grad, F32, queries),
+        torch.get_num_threads(),
+        at + 4 * (rows * dim + rows),
+        at + 4 * scale_at,
+        at + 4 * scaled_at if with_terms else None,
+        ids.data_ptr(),
+        at,
+        at + 4 * rows * dim,
+    ]
+    before = [work.data_ptr(), kept, queries, targets, dim, with_terms]
+    after = [
+        _at(query, F32, queries, dim),
+        _at(target, I64, queries, targets),
+        _at(kept_ids, I64, kept),
+        num_classes,
+        biased,
+        *given_grads,
+    ]
+    name, where = "tapas_sample_gradients", addressof(square)
+    if not with_terms:
+        query_grad = query.new_empty(queries, dim)
+        found = call(name, *before, EVERYTHING, *after, query_grad.data_ptr(), where)
+    else:
+        call(name, *before, BEFORE_PRODUCTS, *after, None, where)
+        terms, wide = given.part("terms"), (dim, 1)
+        query_grad = torch.mm(terms.t(), given.part("kept_rows"))
+        scaled = out.as_strided((queries, dim), wide, scaled_at)
+        torch.mm(terms, scaled, out=out.as_strided((kept, dim), wide))
+        if biased:
+            scale = out.as_strided((queries,), (1,), scale_at)
+            torch.mv(terms, scale, out=out.as_strided((kept,), (1,), rows * dim))
+        found = call(
+            name, *before, AFTER_PRODUCTS, *after, _at(query_grad, F32, queries, dim), where
+        )
+    row_grad = out.as_strided((found, dim), (dim, 1))
+    offset_grad = out.as_strided((found,), (1,), rows * dim) if biased else query.new_zeros(found)
+    return query_grad, ids[:found], row_grad, offset_grad, square.value
+
+
+def fits(query: Tensor, target: Tensor, num_classes: int) -> bool:
+    """Whether all of `query` (B, D) are finite and all of `target` (N,) are classes."""
+    return not call(
+        "tapas_check_batch",
+        _at(query, F32, *query.shape),
+        query.numel(),
+        _at(target, I64, *target.shape),
+        target.numel(),
+        num_classes,
+    )
 
 
 def gradients(
     weight: Tensor, offset: Tensor, query: Tensor, ids: Tensor, target: Tensor,
-    *, sums: Tensor, scale: Tensor, row_grad: Tensor | None = None,
-    offset_grad: Tensor | None = None,
+    *, sums: Tensor, scale: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (scale * log_sum).sum() with respect to query (B, D), rows (K, D), offset (K,).
 
-    `sums` (2, B) is from `log_sum` with the same arguments, without terms; `scale` is (B,). The
-    gradients are written into `row_grad` (K, D) and `offset_grad` (K,) if these are given.
+    `sums` (2, B) is from `log_sum` with the same arguments, without terms; `scale` is (B,).
     """
     weight, query, scale = weight.detach().contiguous(), query.contiguous(), scale.contiguous()
     offset, ids, target = offset.contiguous(), ids.contiguous(), target.contiguous()
     (num_rows, dim), num_queries = weight.shape, query.shape[0]
     query_grad = query.new_empty(num_queries, dim)
-    row_grad = query.new_empty(num_rows, dim) if row_grad is None else row_grad
-    offset_grad = query.new_empty(num_rows) if offset_grad is None else offset_grad
+    row_grad, offset_grad = query.new_empty(num_rows, dim), query.new_empty(num_rows)
     call(
         "tapas_gradients",
         *_table(weight),
@@ -191,69 +299,11 @@ def gradients(
         *_both(sums),
         _at(scale, F32, num_queries),
         torch.get_num_threads(),
-        _at(row_grad, F32, num_rows, dim),
-        _at(offset_grad, F32, num_rows),
+        row_grad.data_ptr(),
+        offset_grad.data_ptr(),
         query_grad.data_ptr(),
     )
     return query_grad, row_grad, offset_grad
-
-
-def target_gradients(
-    target: Tensor,
-    target_grad: Tensor,
-    query: Tensor,
-    target_rows: Tensor,
-    kept_ids: Tensor,
-    *,
-    row_grad: Tensor,
-    offset_grad: Tensor | None,
-    num_classes: int,
-    query_grad: Tensor | None = None,
-    query_scale: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Add the gradients of targets to those of kept classes and, in place, to `query_grad`.
-
-    Args:
-        target:      (B, L) classes; negative is padding.
-        target_grad: (B, L) gradients of their scores.
-        query:       (B, D)
-        target_rows: (B * L, D)
-        kept_ids:    (K,) ascending.
-        row_grad:    (K + B * L, D), of which the first K are the gradients of the kept classes.
-        offset_grad: (K + B * L,) likewise; None without biases.
-        num_classes: all targets are below it.
-        query_grad:  (B, D), first multiplied by `query_scale` (B,) if that is given.
-
-    Returns: distinct ids (U,), their gradients (U, D) and (U,), which are parts of `row_grad` and
-    `offset_grad` (0 without biases), and the sum of all squares.
-    """
-    target, target_grad, query = target.contiguous(), target_grad.contiguous(), query.contiguous()
-    kept_ids = kept_ids.contiguous()
-    (num_queries, num_targets), dim, num_kept = target.shape, query.shape[1], kept_ids.shape[0]
-    rows = num_kept + num_queries * num_targets
-    ids, square = kept_ids.new_empty(rows), c_double()
-    found = call(
-        "tapas_target_gradients",
-        _at(target, I64, num_queries, num_targets),
-        num_queries,
-        num_targets,
-        num_classes,
-        dim,
-        _at(target_grad, F32, num_queries, num_targets),
-        _at(query, F32, num_queries, dim),
-        _at(target_rows, F32, num_queries * num_targets, dim),
-        _at(kept_ids, I64, num_kept),
-        num_kept,
-        _or_none(query_scale, F32, num_queries),
-        torch.get_num_threads(),
-        ids.data_ptr(),
-        _at(row_grad, F32, rows, dim),
-        _or_none(offset_grad, F32, rows),
-        _or_none(query_grad, F32, num_queries, dim),
-        addressof(square),
-    )
-    offset_grad = row_grad.new_zeros(found) if offset_grad is None else offset_grad[:found]
-    return ids[:found], row_grad[:found], offset_grad, square.value
 
 
 class PoolRows(NamedTuple):
@@ -440,9 +490,7 @@ def update(
     if status:
         raise _bad_gradients(ids, grad, num_rows)
     # tell autograd that they have changed
-    torch.autograd.graph.increment_version(rows)
-    if biases is not None:
-        torch.autograd.graph.increment_version(biases.values)
+    torch.autograd.graph.increment_version([rows] if biases is None else [rows, biases.values])
 
 
 @outside_graphs
@@ -484,8 +532,7 @@ class FloorAndHead(NamedTuple):
     num_classes: int
     floor_share: float  # chance of a draw from the uniform part
     floor_not_drawn: float  # log(1 - Q) of a class outside of the head
-    threshold: Tensor  # (H,) float64, and `partner` (H,) int64, of the alias table
-    partner: Tensor
+    buckets: Tensor  # (H, 2) int32: bits of threshold, in units of 2^-32, and partner
     head_ids: Tensor  # (H,) int64, ascending
     not_drawn: Tensor  # (H,) float64, log(1 - Q)
     first: Tensor  # int32 directory: heads with ids from (i << shift) begin at first[i]
@@ -500,7 +547,7 @@ def draw_classes(given: FloorAndHead, key: int, count: int) -> Tensor:
 
 
 def pool(given: FloorAndHead, key: int, count: int, k: int) -> tuple[Tensor, Tensor] | None:
-    """The first k distinct classes of `draw_classes`, or None if there are at most k.
+    """The first k distinct classes of `draw_classes`, or None if `count` draws have at most k.
 
     Returns: ids (k,), ascending, and the log expected count of each, (k,) float32.
     """
@@ -512,7 +559,7 @@ def pool(given: FloorAndHead, key: int, count: int, k: int) -> tuple[Tensor, Ten
 
 
 def _of_proposal(given: FloorAndHead, key: int, count: int, k: int) -> list[Any]:
-    size = given.head_ids.shape[0]
+    size = given.buckets.shape[0]
     return [
         key,
         count,
@@ -521,8 +568,7 @@ def _of_proposal(given: FloorAndHead, key: int, count: int, k: int) -> list[Any]
         given.floor_share,
         given.floor_not_drawn,
         size,
-        _at(given.threshold, torch.float64, size),
-        _at(given.partner, I64, size),
+        _at(given.buckets, torch.int32, size, 2),
         _at(given.head_ids, I64, size),
         _at(given.not_drawn, torch.float64, size),
         _at(given.first, torch.int32, (given.num_classes - 1 >> given.shift) + 2),

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-INTERFACE = 6  # increase it with every change of SIGNATURES, here and in kernels.cpp
+INTERFACE = 7  # increase it with every change of SIGNATURES, here and in kernels.cpp
 ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 OUT_OF_MEMORY = -(1 << 63)
 TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether bfloat16, D
@@ -18,13 +18,16 @@ SIGNATURES = {
     "tapas_log_sum": [
         *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, FLAG, *[ADDRESS] * 4,
     ],
+    "tapas_sample_memory": [*[SIZE] * 4, FLAG, ADDRESS],
     "tapas_sampled": [
         *TABLE, ADDRESS, SIZE, ADDRESS, ADDRESS, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS,
-        SIZE, ADDRESS, FLAG, *[ADDRESS] * 8, SIZE, *[ADDRESS] * 3,
+        SIZE, ADDRESS, FLAG, FLAG, *[ADDRESS] * 3, NUMBER,
     ],
-    "tapas_target_gradients": [
-        ADDRESS, *[SIZE] * 4, *[ADDRESS] * 4, SIZE, ADDRESS, FLAG, *[ADDRESS] * 5,
+    "tapas_sample_gradients": [
+        ADDRESS, *[SIZE] * 4, FLAG, FLAG, *[ADDRESS] * 3, SIZE, FLAG, FLAG, NUMBER, ADDRESS,
+        ADDRESS, FLAG, *[ADDRESS] * 8,
     ],
+    "tapas_check_batch": [ADDRESS, SIZE, ADDRESS, SIZE, SIZE],
     "tapas_gradients": [
         *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, ADDRESS, ADDRESS, ADDRESS,
         FLAG, ADDRESS, ADDRESS, ADDRESS,
@@ -47,7 +50,7 @@ SIGNATURES = {
         ADDRESS, SIZE, SIZE, SIZE, ADDRESS, ADDRESS, FLAG, ADDRESS, ADDRESS, ADDRESS, ADDRESS,
     ],
     "tapas_pool": [
-        ctypes.c_uint64, SIZE, SIZE, SIZE, ctypes.c_double, ctypes.c_double, SIZE, *[ADDRESS] * 5,
+        ctypes.c_uint64, SIZE, SIZE, SIZE, ctypes.c_double, ctypes.c_double, SIZE, *[ADDRESS] * 4,
         FLAG, FLAG, *[ADDRESS] * 3,
     ],
     "tapas_distinct": [ADDRESS, SIZE, SIZE, SIZE, ADDRESS, ADDRESS],
@@ -88,6 +91,11 @@ def state() -> str:
     return "switched off" if _off else _state
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether large pools are scored with products of bfloat16 numbers; see native/halves.h."""
+    return bool(library().tapas_halves())
+
+
 def library() -> ctypes.CDLL:
     if _library is None:
         raise RuntimeError(f"native kernels are {_state}")
@@ -119,17 +127,20 @@ def supports(*tensors: Tensor) -> bool:
 
 def readable(weight: Tensor, *numbers: Tensor) -> bool:
     """Whether the kernels can read class rows `weight` and compute with `numbers`."""
-    return (
-        weight.dtype in (torch.float32, torch.bfloat16)
-        and weight.shape[1] > 0
-        and all(t.dtype == torch.float32 for t in numbers)
-        and supports(weight, *numbers)
-    )
+    if weight.dtype not in (torch.float32, torch.bfloat16) or not weight.shape[1]:
+        return False
+    for t in numbers:
+        if t.dtype is not torch.float32:
+            return False
+    return supports(weight, *numbers)
 
 
 def writable(*stored: Tensor) -> bool:
     """Whether the kernels can update rows and state `stored` in place."""
-    return all(t.dtype == torch.float32 and t.is_contiguous() for t in stored) and supports(*stored)
+    for t in stored:
+        if t.dtype is not torch.float32 or not t.is_contiguous():
+            return False
+    return supports(*stored)
 
 
 @contextmanager

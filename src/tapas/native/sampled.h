@@ -70,19 +70,6 @@ static inline void read_targets(const BiasedTable& from, const int64_t* ids, con
   }
 }
 
-// Whether all of x (count) are finite.
-static inline bool all_finite(const float* x, int64_t count) {
-  Floats sum = {};
-  int64_t i = 0;
-  for (; i + LANES <= count; i += LANES) {
-    const Floats v = load(x + i);
-    sum += v - v;  // 0, or NaN
-  }
-  float rest = sum_of(sum);
-  for (; i < count; ++i) rest += x[i] - x[i];
-  return rest == 0.0f;
-}
-
 // Cost of each target of one query, -log of its share in the partition sum; 0 for padding. `rest`
 // is the share of the kept classes, own[l] that of a target if it counts.
 static inline void costs_of(const float* positive, const char* counted, int64_t per_query,
@@ -130,5 +117,69 @@ struct TargetPlaces {
     }
   }
 };
+
+// The intermediate results of a sampled softmax, from the scores to the gradients, in one block of
+// memory.
+struct SampleMemory {
+  int64_t kept, queries, per_query, dim, stride;  // stride: 0 without terms
+  float* kept_rows;    // (kept, dim)
+  float* offset;       // (kept) bias - log_q
+  float* target_rows;  // (queries * per_query, dim), 0 for padding
+  float* positive;     // (queries, per_query) scores of the targets, -inf for padding
+  float* log_sum;      // (queries)
+  float* reference;    // (queries), and `inverse`: the share of a class in the sum over kept classes
+  float* inverse;      //   is exp(score - reference) * inverse
+  float* rest;         // (queries) share of the kept classes in the partition sum
+  float* own;          // (queries, per_query) share of each target that counts
+  float* terms;        // (kept, stride) exp(score - reference); null without
+  int64_t size;        // floats
+  int64_t starts[10];  // of these parts, in this order
+
+  SampleMemory(float* base, int64_t kept, int64_t queries, int64_t per_query, int64_t dim,
+               bool with_terms)
+      : kept(kept), queries(queries), per_query(per_query), dim(dim),
+        // rows a power of two apart would compete for the same places in the caches
+        stride(with_terms ? (queries + 15) / 16 * 16 + 16 : 0), size(0) {
+    const int64_t flat = queries * per_query;
+    float** parts[] = {&kept_rows, &offset,    &target_rows, &positive, &log_sum,
+                       &reference, &inverse, &rest,        &own,      &terms};
+    const int64_t sizes[] = {kept * dim, kept,    flat * dim, flat, queries,
+                             queries,    queries, queries,    flat, kept * stride};
+    for (int i = 0; i < 10; ++i) {
+      starts[i] = size;
+      *parts[i] = base ? base + size : nullptr;
+      size += (sizes[i] + 15) / 16 * 16;
+    }
+    if (!with_terms) terms = nullptr;
+  }
+};
+
+// Gradients of the scores of targets, target_grad (queries, per_query), and of the logs of the sums
+// over kept classes, sum_grad (queries), from those of
+//   LOSS    factor * the sum of all costs, grad (1); one target for each query
+//   COSTS   the costs, grad (queries, per_query)
+//   LOGITS  the scores, grad (queries, per_query), and the logs, log_sum_grad (queries)
+enum Result { LOSS = 0, COSTS = 1, LOGITS = 2 };
+
+static inline void score_gradients(const SampleMemory& m, const int64_t* targets, int result,
+                                   float factor, const float* grad, const float* log_sum_grad,
+                                   Range part, float* target_grad, float* sum_grad) {
+  for (int64_t q = part.start; q < part.stop; ++q) {
+    const int64_t first = q * m.per_query;
+    if (result == LOGITS) {
+      sum_grad[q] = log_sum_grad[q];
+      std::copy_n(grad + first, m.per_query, target_grad + first);
+    } else if (m.per_query == 1) {
+      sum_grad[q] = (result == LOSS ? factor * grad[0] : grad[q]) * m.rest[q];
+      target_grad[q] = -sum_grad[q];
+    } else {
+      float total = 0.0f;  // the cost of padding is always 0
+      for (int64_t l = first; l < first + m.per_query; ++l) total += targets[l] < 0 ? 0.0f : grad[l];
+      for (int64_t l = first; l < first + m.per_query; ++l)
+        target_grad[l] = m.own[l] * total - (targets[l] < 0 ? 0.0f : grad[l]);
+      sum_grad[q] = m.rest[q] * total;
+    }
+  }
+}
 
 }  // namespace tapas

@@ -6,6 +6,9 @@
 // scaled down.
 #pragma once
 
+#include <utility>
+
+#include "halves.h"
 #include "parallel.h"
 #include "tiles.h"
 
@@ -70,6 +73,13 @@ static ALWAYS Floats higher(Floats x, Floats most) {
   return (~(x <= most) & (most == most)) ? x : most;
 }
 
+// The highest score of each query, of those that are not NaN, or NaN.
+static ALWAYS void highest(const Floats score[HIGH][WIDE], Floats most[WIDE]) {
+  for (int w = 0; w < WIDE; ++w) most[w] = score[0][w];
+  for (int r = 1; r < HIGH; ++r)
+    for (int w = 0; w < WIDE; ++w) most[w] = score[r][w] > most[w] ? score[r][w] : most[w];
+}
+
 // One panel's part of a sum: the totals of its lanes are total * 2^(unit * reference). Terms that
 // were stored relative to the reference begin at `terms`, if not null.
 struct Lanes {
@@ -91,9 +101,13 @@ struct Lanes {
 
   // Replaces scores by their terms and adds these. `terms_so_far` rows of terms are stored.
   ALWAYS void add(Floats score[HIGH][WIDE], int64_t terms_so_far) {
-    Floats most[WIDE] = {score[0][0], score[0][1]};
-    for (int r = 1; r < HIGH; ++r)
-      for (int w = 0; w < WIDE; ++w) most[w] = score[r][w] > most[w] ? score[r][w] : most[w];
+    Floats most[WIDE];
+    highest(score, most);
+    add(score, terms_so_far, most);
+  }
+
+  // The same, given the highest scores.
+  ALWAYS void add(Floats score[HIGH][WIDE], int64_t terms_so_far, const Floats most[WIDE]) {
     if (__builtin_expect(any(((most[0] - far[0]) * unit > RAISE) |
                              ((most[1] - far[1]) * unit > RAISE)), 0))
       raise(score, terms_so_far);
@@ -130,32 +144,53 @@ struct Lanes {
   }
 };
 
+// Scores of blocks of rows; see HalfScores for the same with bfloat16.
+struct FloatScores {
+  const Rows& rows;
+  const Panels& panels;
+  Block block;
+  PartialScores partial;
+  int64_t size, count = 0;  // rows at once, and rows of the block
+
+  FloatScores(const Rows& rows, const Panels& panels)
+      : rows(rows), panels(panels), block(rows), partial(block, panels.dim), size(block.size) {}
+
+  void read(int64_t begin, int64_t end) {
+    block.read(rows, begin, end, 1.0f);
+    count = block.count;
+  }
+  void compute(int64_t panel) { partial.compute(block, panels[panel]); }
+  ALWAYS void finish(int64_t i, int64_t panel, Floats score[HIGH][WIDE]) const {
+    partial.finish(block, i, panels[panel], score);
+  }
+  void prefetch_next(int64_t more) { block.prefetch_next(rows, more); }
+};
+
 // Adds the terms of rows start .. stop to the sums of panels first .. last: reference and total
 // are those of panel `first`. Unless null, terms[p * stride + q] = 2^(unit * (score - reference)).
-static void add_terms(const Rows& rows, const Panels& panels, const Hits& hits, Range part,
+template <class Scores>
+static void add_terms(Scores scores, const Panels& panels, const Hits& hits, Range part,
                       int64_t first, int64_t last, float unit, float* reference, double* total,
                       float* terms, int64_t stride) {
-  Block block(rows);
-  PartialScores partial(block, panels.dim);
   const int64_t each = HIGH / std::max<int64_t>(1, last - first) + 1;
-  for (int64_t at = part.start; at < part.stop; at += block.size) {
-    block.read(rows, at, std::min(at + block.size, part.stop), 1.0f);
+  for (int64_t at = part.start; at < part.stop; at += scores.size) {
+    scores.read(at, std::min(at + scores.size, part.stop));
     for (int64_t j = first; j < last; ++j) {
       const int64_t real = panels.real(j);
       float* column = terms ? terms + part.start * stride + j * PANEL : nullptr;
       Lanes lanes{unit, reference + (j - first) * PANEL, total + (j - first) * PANEL, column,
                   stride, terms ? static_cast<int>(real) : 0, {}, {}, 0};
       lanes.begin();
-      partial.compute(block, panels[j]);
+      scores.compute(j);
       const Hits::Hit *hit = hits.from(j, at), *end = hits.end(j);
-      for (int64_t i = 0; i < block.count; i += HIGH) {
-        block.prefetch_next(rows, each);
+      for (int64_t i = 0; i < scores.count; i += HIGH) {
+        scores.prefetch_next(each);
         Floats score[HIGH][WIDE];
-        partial.finish(block, i, panels[j], score);
+        scores.finish(i, j, score);
         hit = mask_hits(hit, end, at + i, score);
         lanes.add(score, at + i - part.start);
         if (!terms) continue;
-        for (int64_t r = 0; r < std::min<int64_t>(HIGH, block.count - i); ++r) {
+        for (int64_t r = 0; r < std::min<int64_t>(HIGH, scores.count - i); ++r) {
           float* to = terms + (at + i + r) * stride + j * PANEL;
           if (real == PANEL)
             for (int w = 0; w < WIDE; ++w) store(to + w * LANES, score[r][w]);
@@ -208,13 +243,18 @@ struct Sums {
   int64_t tasks() const { return row_parts * panel_parts; }
   Range rows_of(int64_t part) const { return range_of(rows, block, part, row_parts); }
 
+  // With `halves`, scores are products of bfloat16 numbers.
   void run(int64_t task, const Rows& from, const Panels& queries, const Hits& hits, float* terms,
-           int64_t stride) {
+           int64_t stride, const HalfPanels* halves = nullptr) {
     const int64_t part = task % row_parts;
     const Range mine = range_of(panels, 1, task / row_parts, panel_parts);
     const int64_t at = part * width + mine.start * PANEL;
-    add_terms(from, queries, hits, rows_of(part), mine.start, mine.stop, unit,
-              &part_reference[at], &part_total[at], terms, stride);
+    const auto add = [&](auto scores) {
+      add_terms(std::move(scores), queries, hits, rows_of(part), mine.start, mine.stop, unit,
+                &part_reference[at], &part_total[at], terms, stride);
+    };
+    if (!halves) return add(FloatScores(from, queries));
+    return add(HalfScores(from, *halves));
   }
 
   // Joins the parts of a panel.

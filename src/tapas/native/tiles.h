@@ -64,7 +64,26 @@ static ALWAYS Floats exp2_of(Floats x, float unit) {
   p = p * f + 0.240221202f;
   p = p * f + 0.693146944f;
   p = p * f + 1.0f;
-  return (Floats)((Ints)(p * (Floats)(whole + 0x3f800000u)) & ~vanishes);
+  return (Floats)((Ints)((Bits)p + whole) & ~vanishes);  // adds to the exponent
+}
+
+// log(x), accurate to two units in the last place, for normal x > 0; -inf for 0; NaN for NaN.
+static ALWAYS Floats log_of(Floats x) {
+  // x = 2^whole * m with m in [sqrt(1/2), sqrt(2))
+  const Ints bits = (Ints)x, whole = (bits - 0x3f3504f3) >> 23;
+  const Floats m = (Floats)(bits - (whole << 23));
+  const Floats power = __builtin_convertvector(whole, Floats);
+  // log(m) = 2 atanh(s) with s = (m - 1) / (m + 1), |s| < 0.172
+  const Floats f = m - 1.0f, s = f / (m + 1.0f), z = s * s;
+  Floats p = splat(0.2437f);
+  p = p * z + 0.28498787f;
+  p = p * z + 0.4f;
+  p = p * z + 0.66666667f;
+  // 2 s = f - s f: so the rounding of s does not matter
+  Floats found = f - s * (f - z * p);
+  found = (power * 6.9314575195e-1f + found) + power * 1.4286067653e-6f;
+  found = x > 3.4028234e38f ? x : found;
+  return (x == 0.0f) ? splat(-INFINITY) : (x == x ? found : x);
 }
 
 static ALWAYS bool any(Ints mask) {
@@ -75,6 +94,19 @@ static ALWAYS bool any(Ints mask) {
 
 static inline float sum_of(Floats x) {
   return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+}
+
+// Whether all of x (count) are finite.
+static inline bool all_finite(const float* x, int64_t count) {
+  Floats sum = {};
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) {
+    const Floats v = load(x + i);
+    sum += v - v;  // 0, or NaN
+  }
+  float rest = sum_of(sum);
+  for (; i < count; ++i) rest += x[i] - x[i];
+  return rest == 0.0f;
 }
 
 // The class table in memory; bfloat16 if `half`.
@@ -219,6 +251,14 @@ struct Block {
   }
 
   int64_t tiles() const { return (count + HIGH - 1) / HIGH; }
+
+  // Whether no score can be NaN, unless products overflow.
+  bool is_finite() const {
+    bool finite = true;
+    for (int64_t i = 0; i < count; ++i) finite &= offset[i] < INFINITY;
+    for (int64_t i = 0; i < count; i += HIGH) finite &= all_finite(tile(i), HIGH * dim);
+    return finite;
+  }
 };
 
 // score[i][w] += row i . queries of the panel, over `depth` dimensions; rows begin `stride` apart

@@ -35,7 +35,7 @@ class Groups {
     for (int64_t i = 0; i < count; ++i) {
       if (ids[i] < 0) continue;
       ascending &= sorted_.empty() || ids[i] > sorted_.back().id;
-      sorted_.push_back({ids[i], static_cast<int32_t>(i), 0});
+      sorted_.push_back({ids[i], i});
     }
     if (!ascending) sort_by_id(sorted_, bound);  // stable: equal ids keep their order
     const int64_t found = sorted_.size();
@@ -50,18 +50,18 @@ class Groups {
   // The positions in the list of the group's ids: begin .. end - 1 with `position`.
   int64_t begin(int64_t group) const { return start_[group]; }
   int64_t end(int64_t group) const { return start_[group + 1]; }
-  int64_t position(int64_t at) const { return sorted_[at].again; }
+  int64_t position(int64_t at) const { return sorted_[at].number; }
 
   void sum(int64_t group, const float* grad, int64_t dim, float* to) const {
-    std::copy_n(grad + sorted_[start_[group]].again * dim, dim, to);
+    std::copy_n(grad + sorted_[start_[group]].number * dim, dim, to);
     for (int64_t i = start_[group] + 1; i < start_[group + 1]; ++i) {
-      const float* more = grad + sorted_[i].again * dim;
+      const float* more = grad + sorted_[i].number * dim;
       for (int64_t d = 0; d < dim; ++d) to[d] += more[d];
     }
   }
 
  private:
-  std::vector<Counted> sorted_;  // id, and its position in the list
+  std::vector<Numbered> sorted_;  // id, and its position in the list
   std::vector<int64_t> start_;
 };
 

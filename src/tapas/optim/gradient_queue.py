@@ -177,7 +177,7 @@ class GradientQueue(nn.Module):
         On the CPU by its value. Reading a value from a GPU would synchronize, so there by the
         tensor's version, which misses writes to `anchor.data`.
         """
-        mark = float(anchor.detach()) if anchor.is_cpu else float(anchor._version)
+        mark = anchor.item() if anchor.is_cpu else float(anchor._version)
         if self._mark is None:
             self._mark = mark
         return mark != self._mark

@@ -136,8 +136,9 @@ class RowOptimizer(torch.optim.Optimizer):
     def _current_update(self, group: dict[str, Any]) -> RowUpdate:
         """`_update`, made again only if a hyperparameter has changed: it checks them."""
         numbers = [group[name] for name in self._numbers()]
-        if any(isinstance(number, Tensor) for number in numbers):  # which may change in place
-            return self._update(group)
+        for number in numbers:
+            if isinstance(number, Tensor):  # which may change in place
+                return self._update(group)
         made = self._made.get(id(group))
         if made is None or made[0] != numbers:
             made = self._made[id(group)] = (numbers, self._update(group))

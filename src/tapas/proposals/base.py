@@ -1,6 +1,7 @@
 """`Proposal`, the interface of first-pass distributions, and how distinct classes are drawn."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -66,31 +67,28 @@ class Proposal(ABC):
             return self._race(k, generator)
         return self._draw_until_distinct(k, generator)
 
-    def enough_draws(self, k: int) -> int:
-        """How many draws to make at first to get more than `k` distinct ones.
+    def _draw_until_distinct(self, k: int, generator: torch.Generator) -> Candidates:
+        """The first k distinct classes of a sequence of draws."""
+        draws = self.draw(first_draws(k), generator=generator)
+        return self._first_of(
+            draws,
+            k,
+            lambda draws: torch.cat([draws, self.draw(len(draws), generator=generator)]),
+        )
 
-        If they are too few, more are made. Must depend on the distribution only: otherwise the
-        sample would depend on earlier calls.
-        """
-        return k + k // 4 + 8
-
-    def _draw_until_distinct(
-        self, k: int, generator: torch.Generator, first: Tensor | None = None
-    ) -> Candidates:
-        """The first k distinct classes of a sequence of draws, which begins with `first` (T,).
+    def _first_of(self, draws: Tensor, k: int, lengthen: Callable[[Tensor], Tensor]) -> Candidates:
+        """The first k distinct classes of `draws` (T,), which `lengthen` makes longer if too short.
 
         Let T be the number of the draw that brings the (k + 1)-th class, and N_c how often class
         c was drawn before it. Given all draws of the other classes, of which there are T - N_c, c
         is among the k unless it is never drawn beside them: the probability to be kept,
         1 - (1 - q)^(T - N_c), is exact.
         """
-        draws = self.draw(self.enough_draws(k), generator=generator) if first is None else first
         while (found := first_distinct(draws, k, self)) is None:
-            tries = draws.shape[0]
-            if tries > TRIES_PER_CLASS * k + 100_000:
+            if draws.shape[0] >= most_draws(k):
                 found = self._accept_or_give_up(draws, k)
                 break
-            draws = torch.cat([draws, self.draw(tries, generator=generator)])
+            draws = lengthen(draws)
         end, ids, again = found
         log_q = torch.log(-torch.expm1((end - again) * self.log_not_drawn(ids)))
         return Candidates(ids, log_q.float())
@@ -123,6 +121,16 @@ class Proposal(ABC):
         ids = earliest.indices[:k].sort().values
         log_q = torch.log(-torch.expm1(-torch.exp(log_p[ids] + earliest.values[k])))
         return Candidates(ids, log_q.float())
+
+
+def first_draws(k: int) -> int:
+    """How many draws to make at first to get more than `k` distinct ones; then they are doubled."""
+    return k + k // 4 + 8
+
+
+def most_draws(k: int) -> int:
+    """After how many draws to give up."""
+    return TRIES_PER_CLASS * k + 100_000
 
 
 def first_distinct(

@@ -1,8 +1,9 @@
 """Draws from a uniform floor over all classes and an alias table over the head, by counter.
 
 Draw i of a sequence depends on its key and on i alone, so that threads, and other devices, can
-draw parts of it. Every draw takes two numbers of 64 bits: the first chooses the part of the
-proposal, the second the class or the bucket of the alias table.
+draw parts of it. A draw takes one number in [0, 1). Below the floor's share it is stretched over
+all classes, else over the buckets of the alias table, and what is left within a bucket chooses
+between its two classes.
 """
 
 import torch
@@ -12,9 +13,34 @@ import tapas.native as native
 from tapas.candidates import Candidates
 from tapas.native import FloorAndHead
 from tapas.proposals.alias import AliasTable
-from tapas.rng import philox, scale_words, uniform_numbers
+from tapas.proposals.base import Proposal, first_draws, most_draws
+from tapas.rng import new_key, philox, uniform_numbers
 
 NOTHING = torch.empty(0, dtype=torch.float64)
+LEAST_SHARE = 1e-290  # of the floor: no draw is below it, and dividing by it does not overflow
+
+
+class FloorAndHeadProposal(Proposal):
+    """A proposal that is a floor and a head."""
+
+    _parts: FloorAndHead
+
+    def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
+        return draw_classes(self._parts, new_key(generator), k)
+
+    def _draw_until_distinct(self, k: int, generator: torch.Generator) -> Candidates:
+        if type(self).draw is not FloorAndHeadProposal.draw:  # a subclass draws otherwise
+            return super()._draw_until_distinct(k, generator)
+        key, count = new_key(generator), first_draws(k)
+        if native.supports(self._parts.buckets):
+            found = native.pool(self._parts, key, most_draws(k), k)
+            if found is not None:
+                return Candidates(*found, below=self.num_classes)
+            count = most_draws(k)
+        draws = draw_classes(self._parts, key, count)
+        return self._first_of(
+            draws, k, lambda draws: draw_classes(self._parts, key, 2 * len(draws))
+        )
 
 
 def floor_and_head(
@@ -31,15 +57,19 @@ def floor_and_head(
     `floor_log_prob` and `head_log_prob` (H,) are the log-probabilities of classes outside and
     inside of the head.
     """
-    alias = AliasTable(weights) if len(weights) else None
+    buckets = torch.empty(0, 2, dtype=torch.int32, device="cpu")
+    if len(weights):
+        alias = AliasTable(weights)
+        threshold = (alias.threshold * 2.0**32).round_().clamp_(max=2.0**32 - 1).long()
+        threshold -= (threshold >> 31) << 32  # the same bits in an int32
+        buckets = torch.stack([threshold.int(), alias.partner.int()], dim=1)
     entries, shift = directory_size(num_classes, len(head_ids))
     starts = torch.arange(entries, device="cpu") << shift
     return FloorAndHead(
         num_classes,
-        floor_share if alias is not None else 1.0,
+        max(floor_share, LEAST_SHARE) if len(weights) else 1.0,
         _log_not(torch.tensor(floor_log_prob, dtype=torch.float64, device="cpu")).item(),
-        NOTHING if alias is None else alias.threshold,
-        NOTHING.long() if alias is None else alias.partner,
+        buckets,
         head_ids,
         _log_not(head_log_prob),
         torch.searchsorted(head_ids, starts).int(),
@@ -67,25 +97,15 @@ def _log_not(log_prob: Tensor) -> Tensor:
 
 def draw_classes(given: FloorAndHead, key: int, count: int) -> Tensor:
     """`count` independent draws, (count,) int64."""
-    if native.supports(given.head_ids):
+    if native.supports(given.buckets):
         return native.draw_classes(given, key, count)
-    high, low = philox(key, count)
-    ids = torch.from_numpy(scale_words(low, given.num_classes)[0])
-    if not len(given.head_ids):
+    u = torch.from_numpy(uniform_numbers(philox(key, count)))
+    size, floor = len(given.buckets), given.floor_share
+    ids = (u * (given.num_classes / floor)).long().clamp_(max=given.num_classes - 1)
+    if not size:
         return ids
-    from_head = torch.from_numpy(uniform_numbers(high) >= given.floor_share)
-    bucket, fraction = scale_words(low, len(given.head_ids))
-    at = torch.from_numpy(bucket)
-    stays = torch.from_numpy(uniform_numbers(fraction)) < given.threshold[at]
-    return torch.where(from_head, given.head_ids[torch.where(stays, at, given.partner[at])], ids)
-
-
-def sample_classes(given: FloorAndHead, key: int, count: int, k: int) -> Candidates | None:
-    """The first k distinct of `count` draws with their log expected counts, in one native call.
-
-    None without native kernels, or if there are too few distinct ones.
-    """
-    if not native.supports(given.head_ids):
-        return None
-    found = native.pool(given, key, count, k)
-    return None if found is None else Candidates(*found, below=given.num_classes)
+    x = (u - floor) * (size / (1.0 - floor))
+    at = x.long().clamp_(0, size - 1)
+    threshold, partner = given.buckets[at].unbind(dim=1)
+    stays = (x - at) * 2.0**32 < (threshold.long() & 0xFFFFFFFF)
+    return torch.where(u < floor, ids, given.head_ids[torch.where(stays, at, partner)])

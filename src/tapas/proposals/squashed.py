@@ -16,25 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tapas.candidates import Candidates, index_of
+from tapas.candidates import index_of
 from tapas.errors import DataError, UsageError
-from tapas.proposals.base import Proposal
-from tapas.proposals.floor_and_head import (
-    draw_classes,
-    floor_and_head,
-    log_drawn,
-    sample_classes,
-)
-from tapas.rng import new_key
+from tapas.proposals.floor_and_head import FloorAndHeadProposal, floor_and_head, log_drawn
 from tapas.shapes import check_ids, check_positive, number
 
 ALPHA = 0.75  # the exponent of word2vec
-BINS = 2048  # of the histogram that predicts how many draws are needed
 Counts = Tensor | NDArray[np.generic] | Sequence[float]
 SparseCounts = Counts | tuple[Counts, Counts]  # (C,), or (ids, counts)
 
 
-class Squashed(Proposal):
+class Squashed(FloorAndHeadProposal):
     """Draws class c in proportion to max(f_c^alpha, beta), where f_c is its frequency.
 
     Args:
@@ -97,46 +89,9 @@ class Squashed(Proposal):
             floor_log_prob=self._floor_log_prob,
             head_log_prob=value.log() - math.log(norm),
         )
-        self._enough: dict[int, int] = {}  # first number of draws, by number of classes wanted
 
     def log_not_drawn(self, ids: Tensor) -> Tensor:
         return self._of_class(ids, self._parts.not_drawn, self._parts.floor_not_drawn)
-
-    def enough_draws(self, k: int) -> int:
-        """From a histogram of Q: the more skewed it is, the more draws are repeats."""
-        if k not in self._enough:
-            if not len(self.head_ids):
-                return super().enough_draws(k)
-            log_p = log_drawn(self._parts.not_drawn)
-            low, high = (float(x) for x in log_p.aminmax())
-            width = max(high - low, 1e-9) / BINS
-            count = torch.histc(log_p, BINS, low, low + BINS * width)
-            middle = low + width * (torch.arange(BINS, dtype=torch.float64) + 0.5)
-            share = torch.cat([middle, middle.new_tensor([self._floor_log_prob])]).exp_()
-            count = torch.cat([count, count.new_tensor([self.num_classes - len(log_p)])])
-            log_not_drawn = torch.log1p(-share.clamp_(max=1 - 1e-15))
-            fewest, most = float(k), float(100 * k)
-            while most - fewest > 1 + fewest / 1000:
-                tries = (fewest + most) / 2
-                distinct = float(-(count * torch.expm1(tries * log_not_drawn)).sum())
-                fewest, most = (tries, most) if distinct < k else (fewest, tries)
-            self._enough[k] = max(super().enough_draws(k), int(1.02 * most + 4 * math.sqrt(most)))
-        return self._enough[k]
-
-    def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
-        return draw_classes(self._parts, new_key(generator), k)
-
-    def _draw_until_distinct(
-        self, k: int, generator: torch.Generator, first: Tensor | None = None
-    ) -> Candidates:
-        if type(self).draw is not Squashed.draw:  # a subclass draws otherwise
-            return super()._draw_until_distinct(k, generator)
-        key, enough = new_key(generator), self.enough_draws(k)
-        found = sample_classes(self._parts, key, enough, k)
-        if found is not None:
-            return found
-        first = draw_classes(self._parts, key, enough)
-        return super()._draw_until_distinct(k, generator, first)
 
     def log_prob(self, ids: Tensor) -> Tensor:
         ids = check_ids("ids", ids, self.num_classes)

@@ -6,20 +6,14 @@ import torch
 from torch import Tensor
 
 from tapas.candidates import Candidates
-from tapas.proposals.base import Proposal
-from tapas.proposals.floor_and_head import (
-    NOTHING,
-    draw_classes,
-    floor_and_head,
-    sample_classes,
-)
-from tapas.rng import check_generator, new_key
+from tapas.proposals.floor_and_head import NOTHING, FloorAndHeadProposal, floor_and_head
+from tapas.rng import check_generator
 from tapas.shapes import check_ids, check_positive
 
 PERMUTED_PER_SAMPLE = 4  # up to this C / k a permutation is faster than draws
 
 
-class Uniform(Proposal):
+class Uniform(FloorAndHeadProposal):
     """Draws every class with the same probability. Stores nothing."""
 
     def __init__(self, num_classes: int):
@@ -32,9 +26,6 @@ class Uniform(Proposal):
             floor_log_prob=-math.log(num_classes),
             head_log_prob=NOTHING,
         )
-
-    def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
-        return draw_classes(self._parts, new_key(generator), k)
 
     def sample(self, k: int, *, generator: torch.Generator) -> Candidates:
         """As in `Proposal`; if classes are few, the first `k` of a random permutation.
@@ -52,18 +43,6 @@ class Uniform(Proposal):
             ids = self._draw_until_distinct(k, generator).ids
         share = math.log(k / self.num_classes)
         return Candidates(ids, torch.full_like(ids, share, dtype=torch.float32))
-
-    def _draw_until_distinct(
-        self, k: int, generator: torch.Generator, first: Tensor | None = None
-    ) -> Candidates:
-        if type(self).draw is not Uniform.draw:  # a subclass draws otherwise
-            return super()._draw_until_distinct(k, generator)
-        key, enough = new_key(generator), self.enough_draws(k)
-        found = sample_classes(self._parts, key, enough, k)
-        if found is not None:
-            return found
-        first = draw_classes(self._parts, key, enough)
-        return super()._draw_until_distinct(k, generator, first)
 
     def log_prob(self, ids: Tensor) -> Tensor:
         ids = check_ids("ids", ids, self.num_classes)

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeAlias, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
@@ -48,6 +48,11 @@ class ClassTable(RowStore, ExactState, ABC):
         super().__init__()
         self.num_classes, self.dim = num_classes, dim
         self.gradients = GradientQueue(self)
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        # the queue is needed several times in a step, and a module searches its parameters first
+        found: nn.Module | None = self.__dict__["_modules"].get(name)
+        return super().__getattr__(name) if found is None else found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -144,15 +149,17 @@ class ClassTable(RowStore, ExactState, ABC):
         pool: Candidates,
         second_pass: SecondPass | None = None,
         counted: Tensor | None = None,
+        factor: float | None = None,
     ) -> Tensor:
         """-log p of each target of this rank's examples, (B, L), in nats; 0 for padding.
 
         Equal to `losses.target_costs` of `sampled_logits`, in fewer steps. `counted` (B, L) is
         False for padding and for a target that is listed again, which counts in the partition
-        sum only once; all True if left out.
+        sum only once; all True if left out. With `factor`, and one target for each example, the
+        result is a scalar: the sum of all costs times `factor`.
         """
         kept, rows = self._kept_rows(batch, pool, second_pass)
-        return sampled_costs(self.gradients, rows, batch.query, batch.target, kept, counted)
+        return sampled_costs(self.gradients, rows, batch.query, batch.target, kept, counted, factor)
 
     @abstractmethod
     def topk(
@@ -255,7 +262,10 @@ class ClassTable(RowStore, ExactState, ABC):
     def _kept_here(self, pool: Candidates, second_pass: SecondPass | None) -> Candidates:
         """The kept classes of `pool` with rows in this process; all of it without a second pass."""
         pool = self._check_candidates(pool, second_pass)
-        return pool if second_pass is None else self._select_here(pool, second_pass)
+        if second_pass is None:
+            return pool
+        with torch.no_grad():
+            return self._select_here(pool, second_pass)
 
     def _check_candidates(self, pool: Candidates, second_pass: SecondPass | None) -> Candidates:
         """`pool` on the table's device; an error if its ids are invalid."""

@@ -4,7 +4,8 @@ One node computes everything from the query. Rows are read once, and their gradi
 table's `GradientQueue` if the backward pass reaches its anchor.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -50,9 +51,16 @@ def sampled_logits(
 
     Gradients of rows go to `queue` with the ids of `target` and `kept`.
     """
-    positive, log_sum = _SampledLogits.apply(  # type: ignore[no-untyped-call]
-        query, queue.input(), queue, rows, target, kept
-    )
+    anchor = queue.input()
+    if native.readable(rows.weight, query):
+        found = _Sampled.apply(  # type: ignore[no-untyped-call]
+            query, anchor, queue, rows, target, kept, None, native.LOGITS, 1.0
+        )
+    else:
+        found = _SampledInTorch.apply(  # type: ignore[no-untyped-call]
+            query, anchor, queue, rows, target, kept
+        )
+    positive, log_sum = found
     return positive, log_sum
 
 
@@ -63,44 +71,22 @@ def sampled_costs(
     target: Tensor,
     kept: Candidates,
     counted: Tensor | None,
+    factor: float | None,
 ) -> Tensor:
-    """(B, L) -log p of each target; see `ClassTable.sampled_costs`."""
+    """(B, L) -log p of each target, or `factor` times their sum; see `ClassTable.sampled_costs`."""
     if not native.readable(rows.weight, query):
-        return target_costs(*sampled_logits(queue, rows, query, target, kept), counted)
-    costs: Tensor = _SampledCosts.apply(  # type: ignore[no-untyped-call]
-        query, queue.input(), queue, rows, target, kept, counted
+        costs = target_costs(*sampled_logits(queue, rows, query, target, kept), counted)
+        return costs if factor is None else costs.sum() * factor
+    result = native.COSTS if factor is None else native.LOSS
+    found: Tensor = _Sampled.apply(  # type: ignore[no-untyped-call]
+        query, queue.input(), queue, rows, target, kept, counted, result, factor or 1.0
     )
-    return costs
+    return found
 
 
-class _SampledLogits(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        anchor: Tensor,
-        queue: GradientQueue,
-        rows: StoredRows,
-        target: Tensor,
-        kept: Candidates,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.queue, ctx.table = queue, queue.rows  # kept alive, as a graph does its parameters
-        found = _read_and_sum(rows, query, target, kept)
-        ctx.native = native.readable(rows.weight, query)
-        ctx.save_for_backward(query, target, kept.ids, *found[:3], *found[5:])
-        return found.positive, found.log_sum
+class _Sampled(torch.autograd.Function):
+    """With native kernels. Returns the loss, costs or logits that `result` asks for."""
 
-    @staticmethod
-    @first_derivative
-    def backward(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tuple[Any, ...]:
-        device = positive_grad.device.type
-        if not torch.is_autocast_enabled(device):
-            return _send_gradients(ctx, ctx.saved_tensors, positive_grad, log_sum_grad)
-        with torch.autocast(device, enabled=False):
-            return _send_gradients(ctx, ctx.saved_tensors, positive_grad, log_sum_grad)
-
-
-class _SampledCosts(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -111,165 +97,129 @@ class _SampledCosts(torch.autograd.Function):
         target: Tensor,
         kept: Candidates,
         counted: Tensor | None,
-    ) -> Tensor:
-        ctx.queue, ctx.table, ctx.native = queue, queue.rows, True
-        shape = target.shape
-        cost = native.Costs(
-            query.new_empty(shape), query.new_empty(shape[0]), query.new_empty(shape)
-        )
-        found = _read_and_sum(rows, query, target, kept, counted, cost)
-        ctx.save_for_backward(query, target, kept.ids, *found[:3], *found[5:], cost.rest, cost.own)
-        return cost.cost
+        result: int,
+        factor: float,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        ctx.queue, ctx.table = queue, queue.rows  # kept alive, as a graph does its parameters
+        ctx.result, ctx.factor = result, factor
+        dim, size = query.shape[1], kept.ids.shape[0] * query.shape[0]
+        most = MOST_TERMS if dim < WIDE else MOST_TERMS_IF_WIDE
+        cost = query.new_empty(target.shape) if result == native.COSTS else None
+        loss = query.new_empty(()) if result == native.LOSS else None
+        try:
+            found = native.sampled(
+                rows.weight,
+                rows.bias,
+                query,
+                kept_at=rows.kept_at,
+                kept_ids=kept.ids,
+                log_q=kept.log_q,
+                target_at=rows.target_at,
+                target=target,
+                with_terms=size <= most and size * dim >= LEAST_WORK,
+                counted=counted,
+                cost=cost,
+                loss=loss,
+                factor=factor,
+            )
+        except native.BadValuesError:
+            raise UsageError(
+                f"ids of targets or candidates are not below {len(rows.weight)} or do not ascend, "
+                "or a query holds NaN or inf."
+            ) from None
+        ctx.sizes = found[1:]
+        ctx.save_for_backward(query, target, kept.ids, found.work)
+        if loss is not None:
+            return loss
+        if cost is not None:
+            return cost
+        return found.part("positive").clone(), found.part("log_sum").clone()
 
     @staticmethod
     @first_derivative
-    def backward(ctx: Any, cost_grad: Tensor) -> tuple[Any, ...]:
-        *saved, rest, own = ctx.saved_tensors
-        if cost_grad.shape[1] == 1:
-            log_sum_grad = cost_grad.view(-1) * rest
-            return _send_gradients(ctx, saved, log_sum_grad.neg().view(-1, 1), log_sum_grad)
-        cost_grad = cost_grad.masked_fill(saved[1] < 0, 0.0)  # the cost of padding is always 0
-        total = cost_grad.sum(dim=1)
-        return _send_gradients(ctx, saved, own * total[:, None] - cost_grad, rest * total)
+    def backward(ctx: Any, grad: Tensor, log_sum_grad: Tensor | None = None) -> tuple[Any, ...]:
+        return _send_gradients(ctx, _gradients, grad, log_sum_grad)
 
 
-class _Found(NamedTuple):
-    """Fields as in `native.Sampled`; `shares` is set where that has `sums` and `terms`."""
+class _SampledInTorch(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        anchor: Tensor,
+        queue: GradientQueue,
+        rows: StoredRows,
+        target: Tensor,
+        kept: Candidates,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.queue, ctx.table = queue, queue.rows
+        target_rows, biases = rows.read(rows.target_at.reshape(-1).clamp(min=0))
+        positive = (target_rows.view(*target.shape, -1) * query[:, None, :]).sum(dim=2)
+        positive += biases.view_as(target)
+        positive.masked_fill_(target < 0, -torch.inf)
+        kept_rows, kept_biases = rows.read(rows.kept_at)
+        offset = kept_biases - kept.log_q
+        log_sum, shares = kept_log_sum(query, kept_rows, offset, kept.ids, target)
+        ctx.save_for_backward(query, target, kept.ids, kept_rows, offset, target_rows, *shares)
+        return positive, log_sum
 
-    kept_rows: Tensor
-    offset: Tensor
-    target_rows: Tensor
-    positive: Tensor
-    log_sum: Tensor
-    matrix: Tensor | None
-    sums: Tensor | None
-    terms: Tensor | None
-
-
-def _read_and_sum(
-    rows: StoredRows,
-    query: Tensor,
-    target: Tensor,
-    kept: Candidates,
-    counted: Tensor | None = None,
-    costs: native.Costs | None = None,
-) -> _Found:
-    """Read the rows of targets and kept classes, score the targets and sum over the kept."""
-    if not native.readable(rows.weight, query):
-        return _read_and_sum_in_torch(rows, query, target, kept)
-    num_kept, dim = len(kept), query.shape[1]
-    size = num_kept * len(query)
-    most = MOST_TERMS if dim < WIDE else MOST_TERMS_IF_WIDE
-    with_terms = size <= most and size * dim >= LEAST_WORK
-    try:
-        found = native.sampled(
-            rows.weight,
-            rows.bias,
-            query.detach(),
-            kept_at=rows.kept_at,
-            kept_ids=kept.ids,
-            log_q=kept.log_q,
-            target_at=rows.target_at,
-            target=target,
-            with_terms=with_terms,
-            counted=counted,
-            costs=costs,
-        )
-    except native.BadValuesError:
-        raise UsageError(
-            f"ids of targets or candidates are not below {len(rows.weight)} or do not ascend, or "
-            "a query holds NaN or inf."
-        ) from None
-    return _Found(*found[:5], None, *found[5:])
+    @staticmethod
+    @first_derivative
+    def backward(ctx: Any, positive_grad: Tensor, log_sum_grad: Tensor) -> tuple[Any, ...]:
+        device = positive_grad.device.type
+        if not torch.is_autocast_enabled(device):
+            return _send_gradients(ctx, _gradients_in_torch, positive_grad, log_sum_grad)
+        with torch.autocast(device, enabled=False):
+            return _send_gradients(ctx, _gradients_in_torch, positive_grad, log_sum_grad)
 
 
-def _read_and_sum_in_torch(
-    rows: StoredRows, query: Tensor, target: Tensor, kept: Candidates
-) -> _Found:
-    flat = rows.target_at.reshape(-1)
-    target_rows, biases = rows.read(flat.clamp(min=0))
-    positive = (target_rows.view(*target.shape, -1) * query[:, None, :]).sum(dim=2)
-    positive += biases.view_as(target)
-    positive.masked_fill_(target < 0, -torch.inf)
-    kept_rows, kept_biases = rows.read(rows.kept_at)
-    offset = kept_biases - kept.log_q
-    log_sum, shares = kept_log_sum(query, kept_rows, offset, kept.ids, target)
-    return _Found(kept_rows, offset, target_rows, positive, log_sum, *shares, None)
+FoundGradients: TypeAlias = tuple[Tensor, RowGradients, float | None]
 
 
 @outside_graphs  # compiled autograd would drop the side effects
 def _send_gradients(
-    ctx: Any, saved: Any, positive_grad: Tensor, log_sum_grad: Tensor
+    ctx: Any,
+    gradients: Callable[[Any, Tensor, Tensor | None], FoundGradients],
+    grad: Tensor,
+    log_sum_grad: Tensor | None,
 ) -> tuple[Any, ...]:
-    """Gradients for the inputs of a node; those of rows go to the queue.
-
-    `positive_grad` (B, L) is 0 or anything for padding.
-    """
-    gradients = _gradients if ctx.native else _gradients_in_torch
+    """Gradients for the inputs of a node, by `gradients`; those of rows go to the queue."""
     wants_query, wants_rows = ctx.needs_input_grad[:2]
     accumulates = ctx.queue.accumulates(ctx.next_functions[1][0]) if wants_rows else False
-    query_grad, found, square = gradients(
-        ctx.table.num_rows, saved, positive_grad, log_sum_grad, biases=ctx.table.has_bias
-    )
+    query_grad, found, square = gradients(ctx, grad, log_sum_grad)
     none = [None] * (len(ctx.needs_input_grad) - 2)
     for_query = query_grad if wants_query else None
     if not wants_rows:
         return for_query, None, *none
     if accumulates:
         ctx.queue.add(*found, square=square)
-    return for_query, ctx.queue.anchor_grad(accumulates, positive_grad, log_sum_grad), *none
+    given = (grad,) if log_sum_grad is None else (grad, log_sum_grad)
+    return for_query, ctx.queue.anchor_grad(accumulates, *given), *none
 
 
-def _gradients(
-    num_rows: int, saved: Any, positive_grad: Tensor, log_sum_grad: Tensor, *, biases: bool
-) -> tuple[Tensor, RowGradients, float]:
+def _gradients(ctx: Any, grad: Tensor, log_sum_grad: Tensor | None) -> FoundGradients:
     """Gradients of queries and of distinct rows, and the sum of squares of the latter."""
-    query, target, ids, kept_rows, offset, target_rows, _, sums, terms = saved
-    num_kept, dim = kept_rows.shape
-    row_grad = query.new_empty(num_kept + target.numel(), dim)
-    offset_grad = query.new_empty(num_kept + target.numel()) if biases or terms is None else None
-    scale = None
-    if terms is None:
-        query_grad, _, _ = native.gradients(
-            kept_rows,
-            offset,
-            query,
-            ids,
-            target,
-            sums=sums,
-            scale=log_sum_grad,
-            row_grad=row_grad[:num_kept],
-            offset_grad=None if offset_grad is None else offset_grad[:num_kept],
-        )
-    else:
-        scale = log_sum_grad * sums[1]
-        query_grad = torch.mm(terms.t(), kept_rows)
-        torch.mm(terms, query * scale[:, None], out=row_grad[:num_kept])
-        if offset_grad is not None:
-            torch.mv(terms, scale, out=offset_grad[:num_kept])
-    *found, square = native.target_gradients(
-        target,
-        positive_grad,
+    query, target, ids, work = ctx.saved_tensors
+    query_grad, *found, square = native.sample_gradients(
+        native.Sampled(work, *ctx.sizes),
         query,
-        target_rows,
+        target,
         ids,
-        row_grad=row_grad,
-        offset_grad=offset_grad if biases else None,
-        num_classes=num_rows,
-        query_grad=query_grad,
-        query_scale=scale,
+        result=ctx.result,
+        grad=grad,
+        log_sum_grad=log_sum_grad,
+        factor=ctx.factor,
+        biased=ctx.table.has_bias,
+        num_classes=ctx.table.num_rows,
     )
     return query_grad, RowGradients(*found), square
 
 
-def _gradients_in_torch(
-    num_rows: int, saved: Any, positive_grad: Tensor, log_sum_grad: Tensor, *, biases: bool
-) -> tuple[Tensor, RowGradients, None]:
-    """As `_gradients`, but ids repeat."""
-    query, target, ids, kept_rows, offset, target_rows, matrix, sums, _ = saved
-    shares = Shares(matrix, sums)
+def _gradients_in_torch(ctx: Any, positive_grad: Tensor, log_sum_grad: Any) -> FoundGradients:
+    """As `_gradients`, but ids repeat. `positive_grad` (B, L) may be anything for padding."""
+    query, target, ids, kept_rows, offset, target_rows, matrix, sums = ctx.saved_tensors
     query_grad, pushed, pushed_bias = kept_gradients(
-        query, kept_rows, offset, ids, target, shares=shares, grad=log_sum_grad
+        query, kept_rows, offset, ids, target, shares=Shares(matrix, sums), grad=log_sum_grad
     )
     target_rows = target_rows.view(*target.shape, -1)
     real = (target >= 0).reshape(-1)
@@ -282,7 +232,7 @@ def _gradients_in_torch(
         torch.cat([pulled[real], pushed]),
         torch.cat([positive_grad.reshape(-1)[real], pushed_bias]),
     )
-    if not biases:
+    if not ctx.table.has_bias:
         found = found._replace(bias=torch.zeros_like(found.bias))
     return query_grad, found, None
 

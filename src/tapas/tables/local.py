@@ -114,6 +114,11 @@ class LocalTable(ClassTable):
             raise AttributeError(name)
         return parameter.detach()
 
+    def _parameter(self, name: str) -> Tensor:
+        """The same without `detach`, for kernels; another tensor if torch has renamed it."""
+        found = self._parameters.get(name)
+        return getattr(self, name) if found is None else found
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in PARTS and isinstance(value, nn.Parameter):
             present = self._parameters.get(name)
@@ -189,13 +194,13 @@ class LocalTable(ClassTable):
     def _kept_rows(
         self, batch: GlobalBatch, pool: Candidates, second_pass: SecondPass | None
     ) -> tuple[Candidates, StoredRows]:
-        with torch.no_grad():
-            kept = self._kept_here(pool, second_pass)
+        kept = self._kept_here(pool, second_pass)
         return kept, self.stored_rows(batch.target, kept.ids)
 
     def stored_rows(self, target: Tensor, kept: Tensor) -> StoredRows:
         """The rows of classes `target` (B, L) and `kept` (K,), where they are."""
-        return StoredRows(self.weight, self.bias_or_none(), target, kept)
+        bias = self._parameter("bias") if self.has_bias else None
+        return StoredRows(self._parameter("weight"), bias, target, kept)
 
     def _select_here(self, pool: Candidates, second_pass: SecondPass) -> Candidates:
         if self.num_shards == 1:
@@ -255,7 +260,6 @@ class LocalTable(ClassTable):
         """Weights, biases and fused state by name, (C, ...) each."""
         return {"weight": self.weight, "bias": self.bias, **dict(self.named_buffers())}
 
-    @torch.no_grad()
     def _move_all(
         self, update: RowUpdate, gradients: RowGradients, state: dict[str, Tensor], step: int
     ) -> None:
@@ -263,7 +267,7 @@ class LocalTable(ClassTable):
         rule, keys = update.native(step), update.state_specs()
         of_weight = [state[f"weight_{key}"] for key in keys]
         of_bias = [state[f"bias_{key}"] for key in keys]
-        weight, bias = self.weight, self.bias
+        weight, bias = self._parameter("weight"), self._parameter("bias")
         if rule is not None and native.writable(weight, bias, *of_weight, *of_bias):
             biases = native.Biases(bias, bias_grad, of_bias) if self.has_bias else None
             native.update(*rule, weight, ids, weight_grad, of_weight, biases)
@@ -281,6 +285,7 @@ class LocalTable(ClassTable):
         if self.has_bias:
             self._move("bias", ids, slot, bias_grad[:, None], update, state, step)
 
+    @torch.no_grad()
     def _move(
         self,
         name: str,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tapas.optim.gradient_queue import GradientQueue
 
 T = TypeVar("T")
+_NOTHING = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Ranks:
 
         Only errors before the first collective inside are sent.
         """
-        return nullcontext()
+        return _NOTHING
 
     def check_equal(self, what: str, value: object) -> None:
         """Raise PeerError if ranks differ in the `repr` of `value`."""

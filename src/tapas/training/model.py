@@ -14,6 +14,8 @@ from tapas.heads import FlatHead, Head, SharedSample, TapasSoftmax
 from tapas.tables import ClassTable
 from tapas.training.copy_part import CopyDistribution, CopyPart
 
+PLACES_AT_ONCE = 1 << 14  # positions of histories that are encoded at a time to predict
+
 
 class SequenceModel(nn.Module):
     """Predicts the next items of a history.
@@ -154,12 +156,26 @@ class SequenceModel(nn.Module):
         if len(lengths) and int(lengths.min()) < 1:
             raise UsageError("a history is empty; expected at least one item in each.")
         items, lengths = items.to(self.inputs.device), lengths.to(self.inputs.device)
-        x = self._vectors(items, lengths)
-        query = last_state(self._encode(x, lengths, None), lengths)
+        places = Places.of(lengths, items.shape[1])
+        rows = self._rows(items, places)
+        query = self._last_queries(rows, places)
         if self.copy is None:
             return Prediction(self.head, query, None)
         query_index = torch.arange(len(items), device=items.device) * items.shape[1] + lengths - 1
-        return Prediction(self.head, query, self.copy(query, x, items, query_index))
+        return Prediction(self.head, query, self.copy(query, places.pad(rows), items, query_index))
+
+    def _last_queries(self, rows: Tensor, places: Places) -> Tensor:
+        """Queries (B, D) after the last of the events with vectors `rows` (N, D).
+
+        A few sequences at a time: an encoder may need a hundred times the memory of its input.
+        """
+        at_once = max(1, PLACES_AT_ONCE // places.width)
+        found = []
+        for lengths in torch.split(places.lengths, at_once):
+            here, rows = rows.tensor_split([int(lengths.sum())])
+            x = Places.of(lengths, places.width).pad(here)
+            found.append(last_state(self._encode(x, lengths, None), lengths))
+        return torch.cat(found) if found else rows
 
 
 @dataclass(frozen=True, slots=True)

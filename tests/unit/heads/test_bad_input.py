@@ -110,7 +110,7 @@ WRONG = [  # a call, and the start of its error; the full text if it ends in a f
     ),
     (
         lambda: Beyond(5_000).sample(150, generator=tapas.rng.stream(0)),
-        "Uniform(5000) drew class 9898; expected ids from 0 to 4999.",
+        "Uniform(5000) drew class 9876; expected ids from 0 to 4999.",
     ),
     (
         lambda: tapas.Squashed([1e308, 1e308, 1, 2]),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import tapas.native as native
 from tapas.errors import UsageError
+from tapas.native.kernels import PARTS
 from tapas.rng import philox, stream
 
 pytestmark = pytest.mark.skipif(
@@ -60,31 +61,32 @@ SIZES = [(1, 1, 1, 1), (7, 17, 1, 3), (49, 5, 3, 64), (211, 33, 2, 97), (400, 13
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_scores_sums_and_costs_equal_numpy(size, scale, half, threads):
     given = a_case(*size, scale=scale, half=half)
-    weight, _, query, target, ids, _ = given
+    weight, _, _, target, ids, _ = given
     counted = torch.rand(target.shape, generator=stream(0, "c")) < 0.7 if size[2] > 1 else None
-    costs = native.Costs(
-        torch.empty(target.shape), torch.empty(len(query)), torch.empty(target.shape)
-    )
-    found = run(*given, with_terms=True, counted=counted, costs=costs)
+    cost, loss = torch.empty(target.shape), torch.empty(())
+    part = run(
+        *given, with_terms=True, counted=counted, cost=cost, loss=loss, factor=0.3
+    ).part  # fmt: skip
     positive, kept = slow(*given)
     close = {"rtol": 2e-6, "atol": 1e-4 * max(1, scale)}
-    np.testing.assert_allclose(found.positive, positive, **close)
-    np.testing.assert_allclose(found.log_sum, log_sum_exp(kept, 1), **close)
-    assert torch.equal(found.kept_rows, weight[ids].float())
+    np.testing.assert_allclose(part("positive"), positive, **close)
+    np.testing.assert_allclose(part("log_sum"), log_sum_exp(kept, 1), **close)
+    assert torch.equal(part("kept_rows"), weight[ids].float())
     real = target.reshape(-1) >= 0
-    assert torch.equal(found.target_rows[real], weight[target.reshape(-1)[real]].float())
+    assert torch.equal(part("target_rows")[real], weight[target.reshape(-1)[real]].float())
     some = np.isfinite(kept).any(axis=1)  # not only targets are kept
     share = np.exp(kept[some] - log_sum_exp(kept, 1)[some, None])
-    got = (found.terms * found.sums[1]).T.double().numpy()
+    got = (part("terms") * part("inverse")).T.double().numpy()
     near = 2e-4 if scale == 60.0 else 2e-5  # of a logit of some hundreds, 1e-7 of it
     np.testing.assert_allclose(got[some], share, atol=near)
     once = positive if counted is None else np.where(counted.numpy(), positive, -np.inf)
     partition = log_sum_exp(np.concatenate([once, kept], axis=1), 1)[:, None]
     want = partition - np.where(np.isfinite(positive), positive, partition)
-    np.testing.assert_allclose(costs.cost, want, **close)
+    np.testing.assert_allclose(cost, want, **close)
+    assert float(loss) == pytest.approx(0.3 * float(cost.double().sum()), rel=1e-6)
     rest = np.exp(log_sum_exp(kept, 1)[:, None] - partition)[:, 0]
     shown = some & (target.numpy() >= 0).any(axis=1)
-    np.testing.assert_allclose(costs.rest.numpy()[shown], rest[shown], atol=near)
+    np.testing.assert_allclose(part("rest").numpy()[shown], rest[shown], atol=near)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -93,70 +95,90 @@ def test_bits_do_not_depend_on_the_number_of_threads(size):
     before = torch.get_num_threads()
     for number in (1, 2, 3):
         torch.set_num_threads(number)
-        first = run(*given, with_terms=True)
         _, _, query, target, ids, _ = given
-        again = run(*given)
-        grads = native.gradients(
-            first.kept_rows, first.offset, query, ids, target, sums=again.sums,
-            scale=draw(len(query), name="s"),
-        )  # fmt: skip
-        found.append((*first[:6], first.terms, *grads))
+        for terms in (False, True):
+            first = run(*given, with_terms=terms)
+            grads = native.sample_gradients(
+                first, query, target, ids, result=native.LOGITS, biased=True, num_classes=N,
+                grad=draw(*target.shape, name="g"), log_sum_grad=draw(len(query), name="s"),
+            )  # fmt: skip
+            parts = [first.part(name) for name in PARTS[: 10 if terms else 9]]
+            # the matrix products with terms are those of torch, which may depend on it
+            found.append((*parts, *(() if terms else grads[:4])))
     torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+    for place, other in enumerate(found):
+        assert all(torch.equal(a, b) for a, b in zip(found[place % 2], other, strict=True))
+
+
+def slow_gradients(given, result, grad, log_sum_grad, factor):
+    """Gradients of queries, and of rows and offsets by class, by torch in float64."""
+    weight, bias, query, target, ids, log_q = (
+        x.double() if x.is_floating_point() else x for x in given
+    )
+    leaves = [x.requires_grad_() for x in (weight, bias, query)]
+    real = target >= 0
+    positive = (weight[target.clamp(min=0)] * query[:, None]).sum(2) + bias[target.clamp(min=0)]
+    kept = query @ weight[ids].t() + bias[ids] - log_q
+    kept = kept.masked_fill((target[:, :, None] == ids).any(dim=1), -torch.inf)
+    some = kept.isfinite().any(dim=1)  # else the log of the sum is -inf, without a gradient
+    log_sum = torch.full((len(query),), -torch.inf, dtype=torch.float64)
+    log_sum[some] = kept[some].logsumexp(dim=1)
+    if result == native.LOGITS:
+        total = (positive * grad)[real].sum() + (log_sum * log_sum_grad)[some].sum()
+    else:
+        every = torch.cat([positive.masked_fill(~real, -torch.inf), log_sum[:, None]], dim=1)
+        cost = (every.logsumexp(dim=1)[:, None] - positive)[real]
+        total = (cost * (grad[real] if result == native.COSTS else grad * factor)).sum()
+    return torch.autograd.grad(total, [leaves[2], leaves[0], leaves[1]], allow_unused=True)
 
 
 @given(
-    num_kept=st.integers(0, 60),
+    num_kept=st.integers(1, 60),
     num_queries=st.integers(1, 40),
     num_targets=st.integers(1, 3),
     dim=st.integers(1, 40),
     biased=st.booleans(),
+    terms=st.booleans(),
+    result=st.sampled_from([native.LOSS, native.COSTS, native.LOGITS]),
 )
-def test_gradients_of_targets_are_added_to_those_of_kept_classes(
-    num_kept, num_queries, num_targets, dim, biased
+def test_gradients_equal_those_of_torch(
+    num_kept, num_queries, num_targets, dim, biased, terms, result
 ):
-    _, _, query, target, ids, _ = a_case(num_kept, num_queries, num_targets, dim)
+    if result == native.LOSS:
+        num_targets = 1
+    weight, bias, query, target, ids, log_q = a_case(num_kept, num_queries, num_targets, dim)
     target = target % 90  # so that targets repeat, and are among the kept
-    ids = ids % 97
-    ids = ids.unique()
-    size = len(ids) + target.numel()
-    row_grad, offset_grad = draw(size, dim, name="rg"), draw(size, name="og")
-    target_grad, rows = draw(*target.shape, name="tg"), draw(target.numel(), dim, name="rows")
-    query_grad, scale = draw(num_queries, dim, name="qg"), draw(num_queries, name="qs")
-    want = {int(c): (row_grad[k].double(), offset_grad[k].double()) for k, c in enumerate(ids)}
-    for (q, place), c in np.ndenumerate(target.numpy()):
-        if c >= 0:
-            row, offset = want.get(int(c), (torch.zeros(dim).double(), torch.zeros(()).double()))
-            g = target_grad[q, place].double()
-            want[int(c)] = row + g * query[q].double(), offset + g
-    pulled = (target_grad * (target >= 0))[:, :, None] * rows.view(*target.shape, dim)
-    want_query = query_grad * scale[:, None] + pulled.sum(dim=1)
-    found, weight, bias, square = native.target_gradients(
-        target, target_grad, query, rows, ids, row_grad=row_grad,
-        offset_grad=offset_grad if biased else None, num_classes=N, query_grad=query_grad,
-        query_scale=scale,
+    target[::3, 0] = -1
+    ids = (ids % 97).unique()
+    case = weight, bias, query, target, ids, log_q[: len(ids)]
+    # a target that is listed twice counts twice, as in `slow_gradients`
+    given = run(*case, with_terms=terms)
+    grad = draw(*target.shape, name="g") if result != native.LOSS else torch.tensor(0.7)
+    log_sum_grad = draw(num_queries, name="s") if result == native.LOGITS else None
+    query_grad, found, row_grad, offset_grad, square = native.sample_gradients(
+        given, query, target, ids, result=result, grad=grad, log_sum_grad=log_sum_grad,
+        factor=0.3, biased=biased, num_classes=N,
     )  # fmt: skip
-    assert sorted(found.tolist()) == sorted(want)
-    total = 0.0
-    for c, row, offset in zip(found.tolist(), weight, bias, strict=True):
-        torch.testing.assert_close(row.double(), want[c][0], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(
-            offset.double(), want[c][1] if biased else offset.double() * 0, rtol=1e-5, atol=1e-5
-        )
-        total += float(row.double().square().sum() + offset.double().square())
+    want_query, want_rows, want_biases = slow_gradients(case, result, grad, log_sum_grad, 0.3)
+    close = {"rtol": 1e-4, "atol": 1e-5, "check_dtype": False}
+    torch.testing.assert_close(query_grad, want_query, **close)
+    assert len(set(found.tolist())) == len(found)
+    assert set(found.tolist()) == {*ids.tolist(), *target[target >= 0].tolist()}
+    torch.testing.assert_close(row_grad, want_rows[found], **close)
+    torch.testing.assert_close(offset_grad, want_biases[found] * biased, **close)
+    total = float(row_grad.double().square().sum() + offset_grad.double().square().sum())
     assert square == pytest.approx(total, rel=1e-6)
-    torch.testing.assert_close(query_grad, want_query, rtol=1e-5, atol=1e-5)
 
 
 def test_large_gradients_have_a_finite_square():
     """The square of 1e30 is beyond the range of a float."""
-    row_grad = torch.full((3, 5), 1e30)
-    *_, square = native.target_gradients(
-        torch.full((2, 1), -1), torch.zeros(2, 1), torch.zeros(2, 5), torch.zeros(2, 5),
-        torch.tensor([4]), row_grad=row_grad, offset_grad=None, num_classes=9,
+    weight, bias, query, target, ids, log_q = a_case(1, 1, 1, 5)
+    given = run(weight, bias, query, target, ids, log_q)
+    *_, square = native.sample_gradients(
+        given, query, torch.full((1, 1), -1), ids, result=native.LOGITS, biased=False,
+        grad=torch.zeros(1, 1), log_sum_grad=torch.tensor([1e30]), num_classes=N,
     )  # fmt: skip
-    assert square == pytest.approx(5e60)
+    assert square == pytest.approx(1e60 * float(query.double().square().sum()), rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", ["high", "low", "order", "nan", "inf"])
@@ -184,9 +206,10 @@ def test_a_kernel_checks_sizes_and_types_of_what_it_gets():
 
 def test_the_numbers_of_a_key_are_those_of_the_authors_of_philox():
     """Philox4x32-10 for counter 0 and key 0, from the test vectors of Random123."""
-    high, low = philox(0, 1)
-    words = [int(high[0]) & 0xFFFFFFFF, int(high[0]) >> 32, int(low[0]) & 0xFFFFFFFF]
-    assert [*words, int(low[0]) >> 32] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    words = [
+        half for number in philox(0, 2).tolist() for half in (number & 0xFFFFFFFF, number >> 32)
+    ]
+    assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
 @given(size=st.integers(2, 300), keep=st.integers(1, 299), floor=st.sampled_from([0.0, 0.1, 1.0]))
@@ -205,3 +228,24 @@ def test_priority_keeps_what_a_sort_keeps(size, keep, floor):
     threshold = (g / noise)[order[keep]]
     want = (threshold / g[kept]).clamp(min=1).log()
     torch.testing.assert_close(log_weight, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dim", [97, 128])
+def test_large_pools_are_scored_in_bfloat16_where_the_cpu_can(dim, half):
+    """All classes but one are kept, and all weigh t / g: that gives g up to a factor."""
+    weight, bias, query, target, ids, log_q = a_case(699, 75, 2, dim, scale=0.1, half=half)
+    noise = torch.full((699,), 1e-6)
+    kept, log_weight = native.priority(
+        native.PoolRows(weight, bias, ids), log_q, query, ids, target,
+        temperature=1.3, noise=noise, floor=0.1, keep=698,
+    )  # fmt: skip
+    if native.multiplies_bfloat16():
+        weight, query = weight.bfloat16().float(), query.bfloat16().float()
+    rows = native.PoolRows(weight.float(), bias.float(), ids)
+    share = native.mean_share(rows, log_q, query, ids, target, temperature=1.3)
+    g = (0.9 * share + 0.1 / 699)[kept]
+    assert sorted({*range(699)} - {*kept.tolist()}) == [int(share.argmin())]
+    torch.testing.assert_close(
+        log_weight - log_weight[0], g[0].log() - g.log(), rtol=1e-4, atol=2e-5
+    )

@@ -78,8 +78,8 @@ def storages(thing) -> dict:
 def test_memory_is_for_the_classes_above_the_floor_only():
     proposal, _ = few_of_many()
     assert len(proposal.head_ids) == 1_000
-    # id, log(1 - q), threshold and partner: four numbers of eight bytes, and a directory of ids
-    assert 0 < sum(storages(proposal).values()) - 4 * 8 * 1_000 <= 2 * 4 * 1_001
+    # id, log(1 - q), threshold and partner: 24 bytes, and a directory of ids
+    assert 0 < sum(storages(proposal).values()) - 24 * 1_000 <= 2 * 4 * 1_001
 
 
 def test_draws_cover_three_billion_classes_as_log_prob_says():
@@ -130,17 +130,6 @@ def test_the_floor_of_fractions_is_the_least_of_them():
 def test_a_tuple_of_numbers_is_dense_counts():
     assert Squashed((3, 4)).num_classes == 2
     assert Squashed((3, 4, 5)).num_classes == 3
-
-
-@pytest.mark.parametrize(("alpha", "k"), [(1.0, 3_000), (0.75, 9_000), (0.5, 2_000), (0.0, 500)])
-def test_the_first_number_of_draws_is_enough_and_not_much_more(alpha, k):
-    """One round of draws is enough, and three quarters of it would not have been (20 streams)."""
-    proposal = Squashed(1_000_000 // torch.arange(1, 50_001), alpha=alpha)
-    for seed in range(20):
-        enough = proposal.enough_draws(k)
-        draws = proposal.draw(enough, generator=stream(seed, "enough"))
-        assert len(draws.unique()) > k
-        assert len(draws[: 3 * enough // 4].unique()) <= k
 
 
 def test_bad_counts_and_settings_are_refused():

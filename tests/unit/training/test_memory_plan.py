@@ -194,14 +194,14 @@ def test_the_error_names_what_is_too_large_and_the_smallest_changes_that_fit():
     assert refusal(LARGE, 60 * GB) == (
         "1,000,000,000 classes of 64 dimensions on 4 ranks need 200 GB a rank, but only 60 GB are "
         "free. The largest item: row state, 130 GB. What would fit: 15 ranks with as much memory "
-        "each (56.8 GB); bfloat16 rows and rowwise-adagrad instead of lazy-adam (39.3 GB); "
-        "297,515,680 classes (60 GB)."
+        "each (56.7 GB); bfloat16 rows and rowwise-adagrad instead of lazy-adam (39.2 GB); "
+        "297,917,188 classes (60 GB)."
     )
     assert need(ranks=15) <= 60 * GB < need(ranks=14)
-    assert need(num_classes=297_515_680) <= 60 * GB < need(num_classes=297_515_681)
+    assert need(num_classes=297_917_188) <= 60 * GB < need(num_classes=297_917_189)
     assert min(need(dtype="bfloat16"), need(optimizer="rowwise-adagrad")) > 60 * GB
     assert "bfloat16" not in refusal(LARGE, 100 * GB)
-    assert "; rowwise-adagrad instead of lazy-adam (71.8 GB); " in refusal(LARGE, 100 * GB)
+    assert "; rowwise-adagrad instead of lazy-adam (71.7 GB); " in refusal(LARGE, 100 * GB)
     assert "; bfloat16 rows (167 GB); rowwise-adagrad instead" in refusal(LARGE, 170 * GB)
     assert "on 1 rank need" in refusal(replace(LARGE, ranks=1), 60 * GB)
     assert refusal(LARGE, GB // 10).endswith("No change that we know of would fit.")
@@ -219,15 +219,15 @@ def test_all_processes_of_a_run_with_servers_must_fit_on_the_machine(monkeypatch
     monkeypatch.setattr(planning, "available_memory", lambda ranks_per_host: free.pop(0))
     check_machine_fits(workload, 3, 2)
     with pytest.raises(
-        UsageError, match=r" need 22\.5 GB on this machine, but only 22\.5 GB are free"
+        UsageError, match=r" need 22\.2 GB on this machine, but only 22\.2 GB are free"
     ):
         check_machine_fits(workload, 3, 2)
     with pytest.raises(UsageError) as error:
         check_machine_fits(workload, 3, 2)
     assert str(error.value) == (
-        "50,000,000 classes of 64 dimensions need 22.5 GB on this machine, but only 21 GB are "
-        "free. Servers: 3 of 5.07 GB; workers and this process: 3 of 2.29 GB; encoder server: "
-        "400 MB. What would fit: --servers 0 (14.3 GB), or --workers 1 (20.2 GB). With "
+        "50,000,000 classes of 64 dimensions need 22.2 GB on this machine, but only 21 GB are "
+        "free. Servers: 3 of 5.07 GB; workers and this process: 3 of 2.21 GB; encoder server: "
+        "400 MB. What would fit: --servers 0 (14.2 GB), or --workers 1 (20 GB). With "
         "--ray-address, several machines share the rows."
     )
     with pytest.raises(UsageError, match=r" encoder server: 400 MB\. With --ray-address, "):
@@ -241,7 +241,7 @@ def test_more_ranks_do_not_help_a_proposal_that_is_too_large():
     assert (
         "What would fit: at most 567,857,142 classes that were seen more than once (64 GB); "
         "567,857,142 classes (64 GB). Most of it is the proposal, 92.4 GB, which assumes that "
-        "every class was seen more than once: --head 1e7 needs 383 MB."
+        "every class was seen more than once: --head 1e7 needs 303 MB."
     ) in words
     most = memory_plan(replace(workload, head_classes=567_857_142)).memory_bytes
     assert most <= 64 * GB < memory_plan(replace(workload, head_classes=567_857_143)).memory_bytes
@@ -251,7 +251,7 @@ def test_where_one_change_does_not_suffice_two_are_advised():
     """Four ranks cannot hold the proposal, whatever else is changed, nor the rows without it."""
     workload = replace(LARGE, head_classes=None, optimizer="rowwise-adagrad")
     assert (
-        "What would fit: --head 1e7 and 5 ranks (58.4 GB); --head 1e7 and bfloat16 rows (39.3 GB); "
+        "What would fit: --head 1e7 and 5 ranks (58.3 GB); --head 1e7 and bfloat16 rows (39.2 GB); "
     ) in refusal(replace(workload, presample_factor=8, num_samples=1_000), 64 * GB)
     few = replace(LARGE, ranks=1, num_samples=20, head_classes=10**6)  # at most 20 ranks
     words = refusal(few, 20 * GB)
