@@ -113,11 +113,11 @@ def test_servers_and_workers_have_a_plan_each():
     assert (plain["workload"]["role"], plain["workload"]["ranks"]) == ("server", 4)
     assert sum(plain["worker_memory_bytes"].values()) == plain["worker_memory_total_bytes"]
     assert "traffic_bytes" not in plain
-    few = invoke("plan", *sizes, "--servers", 4, "--memory", "550MB")  # too few for a worker only
+    few = invoke("plan", *sizes, "--servers", 4, "--memory", "540MB")  # too few for a worker only
     assert few.returncode == 1
     assert few.stderr.startswith(
-        "tapas: 1,000,000 classes of 32 dimensions on 4 servers need 556 MB a worker, but only "
-        "550 MB are free. The largest item: process, 400 MB. What would fit: at most "
+        "tapas: 1,000,000 classes of 32 dimensions on 4 servers need 548 MB a worker, but only "
+        "540 MB are free. The largest item: process, 400 MB. What would fit: at most "
     )
     rows = invoke("plan", *sizes, "--servers", 1, "--head", 10, "--memory", "450MB")
     assert "on 1 server need 549 MB a server, but only 450 MB are free." in rows.stderr

@@ -5,6 +5,7 @@ import importlib
 import pytest
 import torch
 from contracts.tables import select
+from oracle.selection import noise as noise_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tapas import LocalTable, Priority, Selection, Top, UsageError
@@ -216,7 +217,7 @@ def test_shards_keep_the_union_of_what_each_would_keep_alone(rule, num_shards, k
     if skewed:  # all of shard 0 and one class of the last
         ids = [c for c in range(C) if home[c] == 0] + [home.index(num_shards - 1)]
     pool = Candidates(torch.tensor(sorted(ids)), -draw(len(ids), name="log_q").abs())
-    noise = 1 - torch.rand(len(ids), generator=stream(0, "keep"))
+    noise = noise_of(stream(0, "keep"), len(ids))
     want, starved = {}, False
     for shard in range(num_shards):
         share = keep // num_shards + (1 if shard < keep % num_shards else 0)

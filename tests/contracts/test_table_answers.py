@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from contracts.tables import BACKENDS, B, C, D, P, builder, draw, everything, same, select, set_rows
-from oracle.selection import log_sum_exp, logit
+from oracle.selection import log_sum_exp, logit, noise
 from oracle.tables import top
 
 import tapas
@@ -53,7 +53,7 @@ def test_select_draws_one_number_for_each_class_of_the_pool_from_the_generator_a
     spy, generator, reference = Spy(), stream(0, "keep"), stream(0, "keep")
     table = make()
     select(table, draw(B, D), pool, 4, rule=spy, generator=generator)
-    want = 1 - torch.rand(P, generator=reference)
+    want = noise(reference, P)
     assert torch.equal(generator.get_state(), reference.get_state())
     want = dict(zip(pool.ids.tolist(), want.tolist(), strict=True))
     assert spy.noise.items() <= want.items()

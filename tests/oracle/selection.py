@@ -3,6 +3,9 @@
 import math
 
 import numpy as np
+import torch
+
+from tapas.rng import new_key, philox
 
 
 def logit(query, weight, bias):
@@ -55,3 +58,9 @@ def priority(share, noise, keep, floor):
     threshold = sorted(rank, reverse=True)[keep]
     kept = keep_largest(rank, keep)
     return kept, [max(1.0, threshold / g[y]) for y in kept]
+
+
+def noise(generator, size):
+    """The noise of a second pass in which all queries score: 24 bits of each number of a key."""
+    numbers = philox(new_key(generator), size)
+    return torch.tensor([1 - int(number >> np.uint64(40)) / 2**24 for number in numbers]).float()

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <new>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
@@ -309,6 +311,41 @@ PUBLIC int64_t tapas_check_batch(const float* query, int64_t size, const int64_t
                                  int64_t count, int64_t num_classes) {
   if (!all_below(targets, count, num_classes)) return OUT_OF_RANGE;
   return all_finite(query, size) ? 0 : NOT_FINITE;
+}
+
+// The draws of a second pass, from the numbers of a key: `choose` of the queries, those with the least
+// of the first numbers, by position, with their targets; and noise (size), uniform in (0, 1], from
+// the numbers after these. If choose is 0, there are no queries to choose.
+PUBLIC int64_t tapas_second_pass(uint64_t key, const float* query, int64_t queries, int64_t dim,
+                                 const int64_t* targets, int64_t per_query, int64_t choose,
+                                 int64_t size, float* chosen, int64_t* chosen_targets,
+                                 float* noise) {
+  return guarded([&] {
+    const Philox philox(key);
+    constexpr int64_t STEP = Philox::AT_ONCE;
+    uint64_t numbers[STEP];
+    const int64_t before = choose ? (queries + STEP - 1) / STEP * STEP : 0;
+    if (choose) {
+      std::vector<std::pair<uint64_t, int64_t>> order(before);
+      for (int64_t first = 0; first < before; first += STEP) {
+        philox.numbers(first, numbers);
+        for (int64_t i = 0; i < STEP; ++i) order[first + i] = {numbers[i], first + i};
+      }
+      std::nth_element(order.begin(), order.begin() + choose - 1, order.begin() + queries);
+      std::sort(order.begin(), order.begin() + choose,
+                [](const auto& x, const auto& y) { return x.second < y.second; });
+      for (int64_t i = 0; i < choose; ++i) {
+        std::copy_n(query + order[i].second * dim, dim, chosen + i * dim);
+        std::copy_n(targets + order[i].second * per_query, per_query, chosen_targets + i * per_query);
+      }
+    }
+    for (int64_t first = 0; first < size; first += STEP) {
+      philox.numbers(before + first, numbers);
+      for (int64_t i = 0; i < std::min(STEP, size - first); ++i)
+        noise[first + i] = 1.0f - static_cast<float>(static_cast<int32_t>(numbers[i] >> 40)) * 0x1p-24f;
+    }
+    return 0;
+  });
 }
 
 // Priority sampling by mean share, as in selection/priority.py: share[p] is the mean over queries of

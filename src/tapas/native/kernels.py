@@ -306,6 +306,35 @@ def gradients(
     return query_grad, row_grad, offset_grad
 
 
+def second_pass(
+    key: int, query: Tensor, target: Tensor, choose: int, size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`choose` of the queries (B, D) with their targets (B, L), or all if 0, and noise (size,).
+
+    As `draw_second_pass` in tables/second_pass.py.
+    """
+    query, target = query.contiguous(), target.contiguous()
+    (num_queries, dim), num_targets = query.shape, target.shape[1]
+    chosen = query.new_empty(choose, dim) if choose else query
+    chosen_target = target.new_empty(choose, num_targets) if choose else target
+    noise = query.new_empty(size)
+    call(
+        "tapas_second_pass",
+        key,
+        _at(query, F32, num_queries, dim),
+        num_queries,
+        dim,
+        _at(target, I64, num_queries, num_targets),
+        num_targets,
+        min(choose, num_queries),
+        size,
+        chosen.data_ptr(),
+        chosen_target.data_ptr(),
+        noise.data_ptr(),
+    )
+    return chosen, chosen_target, noise
+
+
 class PoolRows(NamedTuple):
     """The classes of a pool, and where their rows are."""
 

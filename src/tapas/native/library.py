@@ -32,6 +32,9 @@ SIGNATURES = {
         *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, ADDRESS, ADDRESS, ADDRESS,
         FLAG, ADDRESS, ADDRESS, ADDRESS,
     ],
+    "tapas_second_pass": [
+        ctypes.c_uint64, ADDRESS, SIZE, SIZE, ADDRESS, SIZE, SIZE, SIZE, *[ADDRESS] * 3,
+    ],
     "tapas_priority": [
         *TABLE, *[ADDRESS] * 4, SIZE, ADDRESS, SIZE, ADDRESS, SIZE, NUMBER, SIZE, FLAG, ADDRESS,
         NUMBER, SIZE, *[ADDRESS] * 3,

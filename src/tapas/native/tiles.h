@@ -129,7 +129,9 @@ struct Table {
 
   void prefetch(int64_t id) const {
     const char* at = static_cast<const char*>(rows) + id * dim * (half ? 2 : 4);
-    for (int64_t line = 0; line < dim * (half ? 2 : 4); line += 64) __builtin_prefetch(at + line);
+    // into the L2 cache: requests for more lines than the L1 cache can wait for would stop everything
+    for (int64_t line = 0; line < dim * (half ? 2 : 4); line += 64)
+      __builtin_prefetch(at + line, 0, 2);
   }
 };
 

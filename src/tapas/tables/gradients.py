@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Terms of the sums are kept for `backward` where that is faster than computing them again: few
 # calls matter more for small batches, and memory that is far from the caches for large ones.
-LEAST_WORK = 1 << 18  # multiplications of a matrix product
+LEAST_WORK = 1 << 20  # multiplications of a matrix product
 MOST_TERMS = 1 << 22  # 16 MB
 MOST_TERMS_IF_WIDE, WIDE = 1 << 25, 128  # from 128 dimensions on
 

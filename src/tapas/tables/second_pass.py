@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import tapas.native as native
 from tapas.candidates import Candidates
-from tapas.rng import check_generator
+from tapas.rng import check_generator, new_key, philox
 from tapas.selection import Selection, SelectionInput, check_selected
 from tapas.tables.ranks import GlobalBatch
 
@@ -52,23 +53,42 @@ class SecondPass:
         if len(pool) <= keep:
             return None
         query, target = batch.query.detach(), batch.target
-        complete = rule.score_queries is None or rule.score_queries >= len(query)
-        if not complete:
-            chosen = torch.randperm(len(query), generator=generator, device="cpu")
-            chosen = chosen[: rule.score_queries].to(query.device)
-            query, target = query[chosen], target[chosen]
-        noise = torch.empty(0, dtype=torch.float32, device="cpu")
-        if rule.random:
-            noise = 1 - torch.rand(
-                len(pool), generator=generator, dtype=torch.float32, device="cpu"
-            )
-        noise = noise.to(query.device)
-        return SecondPass(keep, rule, temperature, query, target, complete, noise)
+        choose = rule.score_queries or 0
+        if choose >= query.shape[0]:
+            choose = 0
+        size = len(pool) if rule.random else 0
+        if choose or size:
+            key = new_key(generator)
+            query, target, noise = draw_second_pass(key, query, target, choose, size)
+        else:
+            noise = query.new_empty(0)
+        return SecondPass(keep, rule, temperature, query, target, not choose, noise)
 
     def for_part(self, positions: Tensor, quota: int) -> "SecondPass":
         """The second pass for the classes at `positions` of the pool, keeping `quota`."""
         noise = self.noise.index_select(0, positions) if len(self.noise) else self.noise
         return replace(self, keep=quota, noise=noise)
+
+
+def draw_second_pass(
+    key: int, query: Tensor, target: Tensor, choose: int, size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`choose` of the queries (B, D) with their targets (B, L), and noise (size,) in (0, 1].
+
+    All queries if `choose` is 0. The numbers of `key` are first those of queries, of which the
+    least are chosen, padded to a multiple of 64, then those of the noise.
+    """
+    fits = query.dtype == torch.float32 and query.shape[0] == target.shape[0]
+    if fits and native.supports(query, target):
+        return native.second_pass(key, query, target, choose, size)
+    before = -(-query.shape[0] // 64) * 64 if choose else 0
+    numbers = philox(key, before + size)
+    if choose:
+        order = np.argsort(numbers[: query.shape[0]], kind="stable")[:choose]
+        chosen = torch.from_numpy(np.sort(order)).to(query.device)
+        query, target = query.index_select(0, chosen), target.index_select(0, chosen)
+    noise = 1 - (numbers[before:] >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+    return query, target, torch.from_numpy(noise).to(query.device)
 
 
 def classes_at(pool: Candidates, positions: Tensor) -> Candidates:

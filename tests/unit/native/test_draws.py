@@ -12,6 +12,7 @@ from tapas import Squashed, Uniform
 from tapas.permutation import PRIME, ROUNDS, Permutation
 from tapas.proposals.floor_and_head import draw_classes
 from tapas.rng import stream
+from tapas.tables.second_pass import draw_second_pass
 
 pytestmark = pytest.mark.skipif(
     native.state() != "in use on CPUs", reason=f"native kernels are {native.state()}"
@@ -70,6 +71,45 @@ def test_samples_equal_those_of_pytorch_bit_by_bit(k):
             slow = proposal.sample(k, generator=stream(0, "sample"))
         assert torch.equal(fast.ids, slow.ids)
         torch.testing.assert_close(fast.log_q, slow.log_q, rtol=1e-6, atol=1e-6)
+
+
+@given(
+    num_queries=st.integers(1, 200),
+    num_targets=st.integers(1, 3),
+    dim=st.integers(1, 9),
+    size=st.integers(0, 200),
+    key=st.integers(0, 2**63 - 1),
+    data=st.data(),
+)
+def test_the_draws_of_a_second_pass_equal_those_of_numpy(
+    num_queries, num_targets, dim, size, key, data
+):
+    choose = data.draw(st.integers(0, num_queries - 1))
+    query = torch.arange(num_queries * dim).view(num_queries, dim).float()
+    target = torch.arange(num_queries * num_targets).view(num_queries, num_targets)
+    fast = draw_second_pass(key, query, target, choose, size)
+    with native.switched_off():
+        slow = draw_second_pass(key, query, target, choose, size)
+    for one, double in zip(fast, slow, strict=True):
+        assert torch.equal(one, double)
+    chosen, of_target, noise = fast
+    assert len(chosen) == len(of_target) == (choose or num_queries)
+    assert torch.equal(chosen[:, 0] * num_targets, (of_target[:, 0] * dim).float())
+    assert bool((chosen[1:, 0] > chosen[:-1, 0]).all())
+    assert bool(((noise > 0) & (noise <= 1)).all())
+
+
+def test_every_query_is_chosen_as_often_and_noise_is_uniform():
+    """20,000 keys, 7 of 20 queries: counts and means within 4.5 standard errors (1 in 7,000)."""
+    query, target, keys = torch.arange(20.0)[:, None], torch.zeros(20, 1).long(), 20_000
+    times, total = torch.zeros(20), torch.zeros(3).double()
+    for key in range(keys):
+        chosen, _, noise = draw_second_pass(key, query, target, 7, 3)
+        times[chosen[:, 0].long()] += 1
+        total += noise
+    error = (keys * 0.35 * 0.65) ** 0.5
+    assert float((times - 0.35 * keys).abs().max()) < 4.5 * error
+    assert float((total / keys - 0.5).abs().max()) < 4.5 * (1 / 12 / keys) ** 0.5
 
 
 def both(order, ids):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from oracle.selection import noise as noise_of
 
 from tapas import LocalTable, Priority, Top, UsageError
 from tapas.candidates import Candidates
@@ -56,7 +57,7 @@ def test_only_random_rules_draw_noise():
     assert draw(Top(), generator=generator).noise.shape == (0,)
     assert torch.equal(generator.get_state(), reference.get_state())
     noise = draw(Priority(), generator=generator).noise
-    assert torch.equal(noise, 1 - torch.rand(3, generator=reference))
+    assert torch.equal(noise, noise_of(reference, 3))
 
 
 @pytest.mark.parametrize(("score_queries", "complete"), [(None, True), (5, True), (3, False)])
