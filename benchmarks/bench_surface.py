@@ -51,6 +51,7 @@ from surface_steps import LEARNING_RATE, SEEN, Tables, Timed
 CELL_SECONDS = 2.5  # of timing for each cell, about
 TURN_SECONDS = 0.004  # of a turn, at least: short steps are timed several at once
 MOST_STEPS = 12  # in a turn
+SETTLE_SECONDS = 0.005  # after a turn: waiting threads keep a core busy before they sleep
 LONG_STEP_SECONDS = 0.02  # a step this long needs none before it to warm up the caches
 FEWEST, MOST = 7, 15  # turns
 WARMUP = 2
@@ -83,6 +84,7 @@ def take_turns(contenders: Mapping[str, Timed]) -> Seconds:
         for name, run in order:
             run(warm[name])
             seconds[name].append(float(f"{statistics.mean(run(steps[name])):.4g}"))
+            time.sleep(SETTLE_SECONDS)
     return seconds
 
 

@@ -264,11 +264,11 @@ class MultiRankTable:
         answers = table.sampled_logits(gathered, *args)
         return self._with_backward(*answers) if answers[0].requires_grad else answers
 
-    def sampled_costs(self, batch, pool, *, counted):
+    def sampled_costs(self, batch, pool, *, counted, factor=None):
         table = self.table
         self.others.send("sampled_logits", self.number, table.dim, pool)
         gathered = table.ranks.batch(batch.query, batch.target, gradients=table.gradients)
-        return self._with_backward(table.sampled_costs(gathered, pool, counted=counted))[0]
+        return self._with_backward(table.sampled_costs(gathered, pool, counted=counted, factor=factor))[0]
 
     def _with_backward(self, *outputs):
         """`outputs` whose backward pass also runs on the other ranks.

@@ -156,6 +156,23 @@ def test_sampled_costs_are_those_of_the_sampled_logits(make, num_targets):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("num_targets", [1, 2])
+@pytest.mark.parametrize("factor", [0.3, 0.0])
+def test_with_a_factor_sampled_costs_are_summed(make, num_targets, factor):
+    target = torch.tensor([[4, 30], [4, -1], [6, 7], [8, 8], [9, 2]])[:, :num_targets]
+    kept, found = Candidates(torch.tensor([4, 5, 20]), draw(3)), []
+    for inside in (True, False):
+        table, query = make(SGD.fused(lr=1.0)), draw(B, D).requires_grad_()
+        batch = GlobalBatch.local(query, target)
+        cost = table.sampled_costs(batch, kept, counted=None, factor=factor if inside else None)
+        loss = cost if inside else cost.sum() * factor
+        assert loss.shape == ()
+        loss.backward()
+        found.append([loss.detach(), query.grad, *everything(table).values()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("optimizer", [LazyAdam.fused(), RowwiseAdagrad.fused()], ids=repr)
 def test_a_loaded_table_continues_as_if_it_had_never_stopped(make, optimizer):
     table, other = make(optimizer), make(optimizer)

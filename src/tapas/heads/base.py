@@ -165,7 +165,7 @@ class Head(ExactState, ABC):
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         """For names that only `nn.Linear` has, an error that says what a head has instead."""
         # the table is needed several times in a step, and a module searches its parameters first
-        found: nn.Module | None = self.__dict__["_modules"].get(name)
+        found: nn.Module | None = self.__dict__.get("_modules", {}).get(name)
         if found is not None:
             return found
         try:

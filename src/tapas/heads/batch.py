@@ -36,7 +36,7 @@ class Batch:
         return Batch(query, target, weight, counted, None, query.shape[:1])
 
     def factor(self, reduction: str, mean_size: float) -> float | None:
-        """By which the sum of all costs is to be multiplied, if that is the reduced loss."""
+        """The reduced loss over the sum of all costs; None if it is not a multiple of that."""
         if reduction == "none" or self.weight is not None or self.target.shape[1] != 1:
             return None
         return 1.0 if reduction == "sum" or not mean_size else 1.0 / mean_size

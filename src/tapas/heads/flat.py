@@ -215,7 +215,7 @@ class SharedSample(FlatHead):
     ) -> Tensor:
         """(B, L) -log p of the targets of this rank's examples, estimated from the sample.
 
-        With `factor`, that times their sum.
+        With `factor`: their sum times `factor`, a scalar.
         """
         with torch.no_grad():
             kept = self.candidates(batch)

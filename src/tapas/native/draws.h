@@ -1,6 +1,4 @@
-// Draws of classes by counter, and the distinct ones among them, by hashing instead of sorting.
-//
-// All of it is bound by memory latency, so memory is prefetched well before it is used.
+// Draws of classes by counter, and the distinct ones among them, by bits or by hashing.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +6,6 @@
 #include <cstdint>
 #include <utility>
 #include <vector>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #include "tiles.h"
 
@@ -189,7 +183,8 @@ inline void sort_by_id(std::vector<Numbered>& all, int64_t bound) {
   }
 }
 
-constexpr int64_t WORDS_LIMIT = 32;  // words with a bit for each class, per wanted class
+constexpr int64_t WORDS_LIMIT = 32;       // words with a bit for each class, per wanted class
+constexpr int64_t MOST_WORDS = 1 << 18;  // 2 MB
 
 // The first k distinct ids of a sequence of draws in 0 .. bound - 1, and how often each was drawn
 // again before the next distinct id. Classes are looked up in bits, one for each, which also give
@@ -200,7 +195,7 @@ class FirstDistinct {
   int64_t found = 0;  // distinct ids, at most k
 
   FirstDistinct(int64_t k, int64_t bound)
-      : k_(k), bound_(bound), by_bits_(bound / 64 <= WORDS_LIMIT * k),
+      : k_(k), bound_(bound), by_bits_(bound / 64 <= std::min(WORDS_LIMIT * k, MOST_WORDS)),
         words_(by_bits_ ? (bound + 63) / 64 : 0), bits_(words_, 0), repeated_(0) {
     if (by_bits_) return;
     while ((int64_t{1} << log_size_) < 2 * (k + 1)) ++log_size_;

@@ -1,6 +1,6 @@
 // Scores from products of bfloat16 numbers, which some CPUs multiply twice as fast as floats.
 //
-// Such a score is off by about 1/500 of its size: good enough to choose classes by, not for a loss.
+// Each product is off by about 1/500 of its size: good enough to choose classes by, not for a loss.
 #pragma once
 
 #include "tiles.h"
@@ -8,7 +8,6 @@
 #if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
 #define TAPAS_HALVES 1
 #define HALVES __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512bf16")))
-#include <immintrin.h>
 #else
 #define TAPAS_HALVES 0
 #endif
@@ -137,7 +136,6 @@ struct HalfPanels {
   explicit HalfPanels(const Panels&) {}
   void pack(int64_t) {}
 };
-using HalfScores = FloatScores;
 
 #endif
 

@@ -15,7 +15,7 @@
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
 // The version of this interface, which the Python side checks first.
-PUBLIC int tapas_interface() { return 7; }
+PUBLIC int tapas_interface() { return 8; }
 
 // Whether this CPU has the instructions that are compiled below.
 PUBLIC int tapas_usable() {
@@ -225,8 +225,8 @@ enum Phase { EVERYTHING = 0, BEFORE_PRODUCTS = 1, AFTER_PRODUCTS = 2 };
 //
 // With terms, the matrix products are those of the caller, between two calls with the same
 // arguments. The first fills target_grad (queries, per_query), scale (queries) and scaled (queries,
-// dim), queries times scale. Then the caller fills row_grad (kept, dim) = terms . scaled,
-// offset_grad (kept) = terms . scale and query_grad = terms^T . kept_rows.
+// dim), queries times scale. Then the caller fills row_grad (kept, dim) = terms . scaled, query_grad
+// = terms^T . kept_rows and, if `biased`, offset_grad (kept) = terms . scale.
 //
 // Returns the number of rows with a gradient, each of a different class.
 PUBLIC int64_t tapas_sample_gradients(float* work, int64_t kept, int64_t queries,
@@ -240,8 +240,7 @@ PUBLIC int64_t tapas_sample_gradients(float* work, int64_t kept, int64_t queries
   return guarded([&]() -> int64_t {
     const SampleMemory m(work, kept, queries, per_query, dim, with_terms != 0);
     if (phase != AFTER_PRODUCTS)
-      score_gradients(m, targets, result, factor, grad, log_sum_grad, {0, queries}, target_grad,
-                      scale);
+      score_gradients(m, targets, result, factor, grad, log_sum_grad, target_grad, scale);
     if (phase == BEFORE_PRODUCTS) {
 #pragma omp parallel for num_threads(threads_for(4 * queries * dim, threads)) schedule(dynamic, 64)
       for (int64_t q = 0; q < queries; ++q) {

@@ -199,8 +199,7 @@ def sample_gradients(
     """Gradients of queries and rows, from what `sampled` has computed with the same arguments.
 
     Args:
-        result: LOSS: `grad` () is that of `factor` times the sum of all costs, of one target for
-            each query. COSTS: `grad` (B, L) is that of the costs. LOGITS: `grad` (B, L) is that of
+        result: LOSS: `grad` () is that of `factor` times the sum of all costs. COSTS: `grad` (B, L) is that of the costs. LOGITS: `grad` (B, L) is that of
             the scores of targets, and `log_sum_grad` (B,) that of the logs of the sums.
         biased: whether offsets have gradients.
         num_classes: all targets are below it.
@@ -210,8 +209,9 @@ def sample_gradients(
     """
     work, kept, queries, targets, dim, with_terms = given
     query, target, kept_ids = query.contiguous(), target.contiguous(), kept_ids.contiguous()
-    grad = grad.contiguous()
-    log_sum_grad = None if log_sum_grad is None else log_sum_grad.contiguous()
+    grad = grad.resolve_neg().contiguous()
+    if log_sum_grad is not None:
+        log_sum_grad = log_sum_grad.resolve_neg().contiguous()
     flat, rows = queries * targets, kept + queries * targets
     scale_at = rows * dim + rows + flat
     scaled_at = scale_at + queries
@@ -247,7 +247,9 @@ def sample_gradients(
     else:
         call(name, *before, BEFORE_PRODUCTS, *after, None, where)
         terms, wide = given.part("terms"), (dim, 1)
-        query_grad = torch.mm(terms.t(), given.part("kept_rows"))
+        # with out=, which autocast leaves alone
+        query_grad = query.new_empty(queries, dim)
+        torch.mm(terms.t(), given.part("kept_rows"), out=query_grad)
         scaled = out.as_strided((queries, dim), wide, scaled_at)
         torch.mm(terms, scaled, out=out.as_strided((kept, dim), wide))
         if biased:
@@ -315,6 +317,7 @@ def second_pass(
     """
     query, target = query.contiguous(), target.contiguous()
     (num_queries, dim), num_targets = query.shape, target.shape[1]
+    choose = min(choose, num_queries)
     chosen = query.new_empty(choose, dim) if choose else query
     chosen_target = target.new_empty(choose, num_targets) if choose else target
     noise = query.new_empty(size)
@@ -326,7 +329,7 @@ def second_pass(
         dim,
         _at(target, I64, num_queries, num_targets),
         num_targets,
-        min(choose, num_queries),
+        choose,
         size,
         chosen.data_ptr(),
         chosen_target.data_ptr(),

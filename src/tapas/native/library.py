@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-INTERFACE = 7  # increase it with every change of SIGNATURES, here and in kernels.cpp
+INTERFACE = 8  # increase it with every change of SIGNATURES, here and in kernels.cpp
 ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 OUT_OF_MEMORY = -(1 << 63)
 TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether bfloat16, D

@@ -156,27 +156,30 @@ struct SampleMemory {
 
 // Gradients of the scores of targets, target_grad (queries, per_query), and of the logs of the sums
 // over kept classes, sum_grad (queries), from those of
-//   LOSS    factor * the sum of all costs, grad (1); one target for each query
+//   LOSS    factor * the sum of all costs, grad (1)
 //   COSTS   the costs, grad (queries, per_query)
 //   LOGITS  the scores, grad (queries, per_query), and the logs, log_sum_grad (queries)
 enum Result { LOSS = 0, COSTS = 1, LOGITS = 2 };
 
 static inline void score_gradients(const SampleMemory& m, const int64_t* targets, int result,
                                    float factor, const float* grad, const float* log_sum_grad,
-                                   Range part, float* target_grad, float* sum_grad) {
-  for (int64_t q = part.start; q < part.stop; ++q) {
+                                   float* target_grad, float* sum_grad) {
+  const auto of_cost = [&](int64_t l) {  // the cost of padding is always 0
+    return targets[l] < 0 ? 0.0f : result == LOSS ? factor * grad[0] : grad[l];
+  };
+  for (int64_t q = 0; q < m.queries; ++q) {
     const int64_t first = q * m.per_query;
     if (result == LOGITS) {
       sum_grad[q] = log_sum_grad[q];
       std::copy_n(grad + first, m.per_query, target_grad + first);
     } else if (m.per_query == 1) {
-      sum_grad[q] = (result == LOSS ? factor * grad[0] : grad[q]) * m.rest[q];
+      sum_grad[q] = of_cost(q) * m.rest[q];
       target_grad[q] = -sum_grad[q];
     } else {
-      float total = 0.0f;  // the cost of padding is always 0
-      for (int64_t l = first; l < first + m.per_query; ++l) total += targets[l] < 0 ? 0.0f : grad[l];
+      float total = 0.0f;
+      for (int64_t l = first; l < first + m.per_query; ++l) total += of_cost(l);
       for (int64_t l = first; l < first + m.per_query; ++l)
-        target_grad[l] = m.own[l] * total - (targets[l] < 0 ? 0.0f : grad[l]);
+        target_grad[l] = m.own[l] * total - of_cost(l);
       sum_grad[q] = m.rest[q] * total;
     }
   }

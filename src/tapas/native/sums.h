@@ -68,11 +68,6 @@ static ALWAYS const Hits::Hit* mask_hits(const Hits::Hit* hit, const Hits::Hit* 
 constexpr float RAISE = 32.0f;    // how far a score may be above its reference, in powers of two
 constexpr float LOWEST = -3e38f;  // the reference before the first score
 
-// The maximum; NaN if either is NaN.
-static ALWAYS Floats higher(Floats x, Floats most) {
-  return (~(x <= most) & (most == most)) ? x : most;
-}
-
 // The highest score of each query, of those that are not NaN, or NaN.
 static ALWAYS void highest(const Floats score[HIGH][WIDE], Floats most[WIDE]) {
   for (int w = 0; w < WIDE; ++w) most[w] = score[0][w];
@@ -253,8 +248,11 @@ struct Sums {
       add_terms(std::move(scores), queries, hits, rows_of(part), mine.start, mine.stop, unit,
                 &part_reference[at], &part_total[at], terms, stride);
     };
-    if (!halves) return add(FloatScores(from, queries));
-    return add(HalfScores(from, *halves));
+#if TAPAS_HALVES
+    if (halves) return add(HalfScores(from, *halves));
+#endif
+    (void)halves;
+    add(FloatScores(from, queries));
   }
 
   // Joins the parts of a panel.

@@ -12,6 +12,10 @@
 #include <cstring>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "scratch.h"
 
 #if defined(__x86_64__)
@@ -64,7 +68,7 @@ static ALWAYS Floats exp2_of(Floats x, float unit) {
   p = p * f + 0.240221202f;
   p = p * f + 0.693146944f;
   p = p * f + 1.0f;
-  return (Floats)((Ints)((Bits)p + whole) & ~vanishes);  // adds to the exponent
+  return (Floats)((Ints)(p * (Floats)(whole + 0x3f800000u)) & ~vanishes);
 }
 
 // log(x), accurate to two units in the last place, for normal x > 0; -inf for 0; NaN for NaN.

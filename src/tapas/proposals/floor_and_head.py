@@ -3,7 +3,8 @@
 Draw i of a sequence depends on its key and on i alone, so that threads, and other devices, can
 draw parts of it. A draw takes one number in [0, 1). Below the floor's share it is stretched over
 all classes, else over the buckets of the alias table, and what is left within a bucket chooses
-between its two classes.
+between its two classes. A number has 52 bits: the chance of a class of the floor is right up to
+C / (2^52 floor_share) of it, one in a thousand for 10^9 classes and a share of 2 * 10^-4.
 """
 
 import torch
@@ -11,13 +12,15 @@ from torch import Tensor
 
 import tapas.native as native
 from tapas.candidates import Candidates
+from tapas.errors import UsageError
 from tapas.native import FloorAndHead
 from tapas.proposals.alias import AliasTable
 from tapas.proposals.base import Proposal, first_draws, most_draws
 from tapas.rng import new_key, philox, uniform_numbers
 
 NOTHING = torch.empty(0, dtype=torch.float64)
-LEAST_SHARE = 1e-290  # of the floor: no draw is below it, and dividing by it does not overflow
+LEAST_SHARE = 1e-290  # of the floor, so that dividing by it does not overflow
+MOST_HEADS = 1 << 31  # places in the head are int32
 
 
 class FloorAndHeadProposal(Proposal):
@@ -39,7 +42,7 @@ class FloorAndHeadProposal(Proposal):
             count = most_draws(k)
         draws = draw_classes(self._parts, key, count)
         return self._first_of(
-            draws, k, lambda draws: draw_classes(self._parts, key, 2 * len(draws))
+            draws, k, lambda draws: draw_classes(self._parts, key, min(2 * len(draws), most_draws(k)))
         )
 
 
@@ -58,6 +61,11 @@ def floor_and_head(
     inside of the head.
     """
     buckets = torch.empty(0, 2, dtype=torch.int32, device="cpu")
+    if len(weights) >= MOST_HEADS:
+        raise UsageError(
+            f"{len(weights):,} classes have counts above the floor; expected fewer than "
+            f"{MOST_HEADS:,}. Raise beta."
+        )
     if len(weights):
         alias = AliasTable(weights)
         threshold = (alias.threshold * 2.0**32).round_().clamp_(max=2.0**32 - 1).long()
@@ -104,7 +112,7 @@ def draw_classes(given: FloorAndHead, key: int, count: int) -> Tensor:
     ids = (u * (given.num_classes / floor)).long().clamp_(max=given.num_classes - 1)
     if not size:
         return ids
-    x = (u - floor) * (size / (1.0 - floor))
+    x = (u - floor) * (size / max(1.0 - floor, LEAST_SHARE))
     at = x.long().clamp_(0, size - 1)
     threshold, partner = given.buckets[at].unbind(dim=1)
     stays = (x - at) * 2.0**32 < (threshold.long() & 0xFFFFFFFF)

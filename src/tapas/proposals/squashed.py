@@ -79,14 +79,12 @@ class Squashed(FloorAndHeadProposal):
                 f"counts from {float(seen.min()):g} to {float(seen.max()):g} with beta "
                 f"{self.beta:g} cannot be normalised in float64. Scale them, or clip them."
             )
-        self._floor_share = floor_mass / norm
-        self._floor_log_prob = math.log(self.beta) - math.log(norm)
         self._parts = floor_and_head(
             self.num_classes,
             self.head_ids,
             value - self.beta,
-            floor_share=self._floor_share,
-            floor_log_prob=self._floor_log_prob,
+            floor_share=floor_mass / norm,
+            floor_log_prob=math.log(self.beta) - math.log(norm),
             head_log_prob=value.log() - math.log(norm),
         )
 

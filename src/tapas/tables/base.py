@@ -51,7 +51,7 @@ class ClassTable(RowStore, ExactState, ABC):
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         # the queue is needed several times in a step, and a module searches its parameters first
-        found: nn.Module | None = self.__dict__["_modules"].get(name)
+        found: nn.Module | None = self.__dict__.get("_modules", {}).get(name)
         return super().__getattr__(name) if found is None else found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -155,8 +155,8 @@ class ClassTable(RowStore, ExactState, ABC):
 
         Equal to `losses.target_costs` of `sampled_logits`, in fewer steps. `counted` (B, L) is
         False for padding and for a target that is listed again, which counts in the partition
-        sum only once; all True if left out. With `factor`, and one target for each example, the
-        result is a scalar: the sum of all costs times `factor`.
+        sum only once; all True if left out. With `factor`, the result is a scalar: the sum of all
+        costs times `factor`.
         """
         kept, rows = self._kept_rows(batch, pool, second_pass)
         return sampled_costs(self.gradients, rows, batch.query, batch.target, kept, counted, factor)

@@ -169,13 +169,13 @@ class SequenceModel(nn.Module):
 
         A few sequences at a time: an encoder may need a hundred times the memory of its input.
         """
-        at_once = max(1, PLACES_AT_ONCE // places.width)
+        at_once = max(1, PLACES_AT_ONCE // max(1, places.width))
         found = []
         for lengths in torch.split(places.lengths, at_once):
             here, rows = rows.tensor_split([int(lengths.sum())])
             x = Places.of(lengths, places.width).pad(here)
             found.append(last_state(self._encode(x, lengths, None), lengths))
-        return torch.cat(found) if found else rows
+        return torch.cat(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,8 +157,10 @@ def test_sampled_log_probabilities_over_every_class_are_exact():
     )
 
 
-def test_samples_and_diagnoses_are_the_same_inside_autocast(selection):
+@pytest.mark.parametrize("least_work", [0, 1 << 60], ids=["terms kept", "computed again"])
+def test_samples_and_diagnoses_are_the_same_inside_autocast(selection, least_work, monkeypatch):
     """So is a backward pass inside autocast, which torch advises against."""
+    monkeypatch.setattr("tapas.tables.gradients.LEAST_WORK", least_work)
 
     def answers():
         head, query = make(selection=selection), queries().requires_grad_()

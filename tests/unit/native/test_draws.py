@@ -33,7 +33,7 @@ def slow_distinct(draws, k):
 @given(
     draws=arrays(np.int64, st.integers(1, 60), elements=st.integers(0, 40)),
     k=st.integers(1, 20),
-    far=st.sampled_from([1, 3, 1_000_003, 10**14]),  # near: by a list of classes; far: by hashing
+    far=st.sampled_from([1, 3, 1_000_003, 10**14]),  # near: by bits; far: by hashing
 )
 def test_the_first_distinct_draws_equal_a_loop(draws, k, far):
     draws = draws * far

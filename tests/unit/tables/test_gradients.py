@@ -30,6 +30,13 @@ def target(request):
     return TARGETS[request.param]
 
 
+@pytest.fixture(params=["terms kept", "terms computed again"], autouse=True)
+def least_work(request, monkeypatch):
+    """As in large batches, and as in small ones."""
+    least = 0 if request.param == "terms kept" else 1 << 60
+    monkeypatch.setattr("tapas.tables.gradients.LEAST_WORK", least)
+
+
 def a_table(row_optimizer=None, bias=True, **options):
     start = draw(C, name="bias") if bias else False
     return LocalTable(C, D, row_optimizer=row_optimizer, bias=start, **options)
@@ -194,3 +201,34 @@ def test_a_gradient_that_is_not_finite_is_an_error_in_backward_and_moves_nothing
     ):
         (positive.sum() * torch.inf).backward()
     assert torch.equal(table.weight, before)
+
+
+def test_a_gradient_that_is_lazily_negated_keeps_its_sign(target):
+    """torch negates imaginary parts of conjugates only when they are read."""
+    found = []
+    for grad in (torch.tensor(1j).conj().imag, torch.tensor(-1.0)):
+        table, query = a_table(), draw(B, D, name="query").requires_grad_()
+        loss = table.sampled_costs(GlobalBatch.local(query, target), KEPT, factor=0.5)
+        loss.backward(grad)
+        found.append([query.grad, *dense_of(table)])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_graph_that_is_retained_gives_the_same_gradients_again(target):
+    table, query = a_table(), draw(B, D, name="query").requires_grad_()
+    loss = table.sampled_costs(GlobalBatch.local(query, target), KEPT).sum()
+    loss.backward(retain_graph=True)
+    first = [query.grad.clone(), *dense_of(table)]
+    loss.backward()
+    for once, twice in zip(first, [query.grad, *dense_of(table)], strict=True):
+        torch.testing.assert_close(2 * once, twice)
+
+
+def test_padding_alone_has_no_gradient():
+    """Also if the caller says itself that it does not count."""
+    target = torch.tensor([[4], [-1], [4], [29], [-1]])
+    table, query = a_table(), draw(B, D, name="query").requires_grad_()
+    batch = GlobalBatch.local(query, target)
+    table.sampled_costs(batch, KEPT, counted=target >= 0).sum().backward()
+    assert query.grad.abs().sum(dim=1).bool().tolist() == [True, False, True, True, False]

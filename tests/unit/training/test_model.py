@@ -181,6 +181,15 @@ def test_lists_are_the_best_of_all_classes(k, exclude, copy):
             assert score[row].tolist() == pytest.approx(want, rel=1e-4)
 
 
+@pytest.mark.parametrize("copy", [True, False])
+def test_histories_are_encoded_a_few_at_a_time_to_predict(copy, monkeypatch):
+    model = build(copy=copy)
+    every = torch.arange(C).expand(3, C)
+    want = model.predict(ITEMS, LENGTHS).log_prob(every)
+    monkeypatch.setattr("tapas.training.model.PLACES_AT_ONCE", 1)
+    torch.testing.assert_close(model.predict(ITEMS, LENGTHS).log_prob(every), want)
+
+
 def test_a_copied_item_the_softmax_ranks_last_can_be_first():
     model = build()
     with torch.no_grad():
