@@ -268,7 +268,9 @@ class MultiRankTable:
         table = self.table
         self.others.send("sampled_logits", self.number, table.dim, pool)
         gathered = table.ranks.batch(batch.query, batch.target, gradients=table.gradients)
-        return self._with_backward(table.sampled_costs(gathered, pool, counted=counted, factor=factor))[0]
+        return self._with_backward(
+            table.sampled_costs(gathered, pool, counted=counted, factor=factor)
+        )[0]
 
     def _with_backward(self, *outputs):
         """`outputs` whose backward pass also runs on the other ranks.

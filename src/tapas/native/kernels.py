@@ -199,8 +199,9 @@ def sample_gradients(
     """Gradients of queries and rows, from what `sampled` has computed with the same arguments.
 
     Args:
-        result: LOSS: `grad` () is that of `factor` times the sum of all costs. COSTS: `grad` (B, L) is that of the costs. LOGITS: `grad` (B, L) is that of
-            the scores of targets, and `log_sum_grad` (B,) that of the logs of the sums.
+        result: LOSS: `grad` () is that of `factor` times the sum of all costs. COSTS: `grad` (B, L)
+            is that of the costs. LOGITS: `grad` (B, L) is that of the scores of targets, and
+            `log_sum_grad` (B,) that of the logs of the sums.
         biased: whether offsets have gradients.
         num_classes: all targets are below it.
 

@@ -42,7 +42,9 @@ class FloorAndHeadProposal(Proposal):
             count = most_draws(k)
         draws = draw_classes(self._parts, key, count)
         return self._first_of(
-            draws, k, lambda draws: draw_classes(self._parts, key, min(2 * len(draws), most_draws(k)))
+            draws,
+            k,
+            lambda draws: draw_classes(self._parts, key, min(2 * len(draws), most_draws(k))),
         )
 
 

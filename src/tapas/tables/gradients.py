@@ -79,7 +79,15 @@ def sampled_costs(
         return costs if factor is None else costs.sum() * factor
     result = native.COSTS if factor is None else native.LOSS
     found: Tensor = _Sampled.apply(  # type: ignore[no-untyped-call]
-        query, queue.input(), queue, rows, target, kept, counted, result, 1.0 if factor is None else factor
+        query,
+        queue.input(),
+        queue,
+        rows,
+        target,
+        kept,
+        counted,
+        result,
+        1.0 if factor is None else factor,
     )
     return found
 
