@@ -14,7 +14,7 @@ from tapas.heads import FlatHead, Head, SharedSample, TapasSoftmax
 from tapas.tables import ClassTable
 from tapas.training.copy_part import CopyDistribution, CopyPart
 
-PLACES_AT_ONCE = 1 << 14  # positions of histories that are encoded at a time to predict
+PLACES_AT_ONCE = 1 << 13  # positions of histories that are encoded at a time to predict
 
 
 class SequenceModel(nn.Module):
