@@ -74,8 +74,8 @@ static ALWAYS Floats exp2_of(Floats x, float unit) {
 // log(x), accurate to two units in the last place, for normal x > 0; -inf for 0; NaN for NaN.
 static ALWAYS Floats log_of(Floats x) {
   // x = 2^whole * m with m in [sqrt(1/2), sqrt(2))
-  const Ints bits = (Ints)x, whole = (bits - 0x3f3504f3) >> 23;
-  const Floats m = (Floats)(bits - (whole << 23));
+  const Ints whole = (Ints)((Bits)x - 0x3f3504f3u) >> 23;
+  const Floats m = (Floats)((Bits)x - ((Bits)whole << 23));
   const Floats power = __builtin_convertvector(whole, Floats);
   // log(m) = 2 atanh(s) with s = (m - 1) / (m + 1), |s| < 0.172
   const Floats f = m - 1.0f, s = f / (m + 1.0f), z = s * s;
