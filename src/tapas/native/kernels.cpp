@@ -15,7 +15,7 @@
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
 // The version of this interface, which the Python side checks first.
-PUBLIC int tapas_interface() { return 8; }
+PUBLIC int tapas_interface() { return 9; }
 
 // Whether this CPU has the instructions that are compiled below.
 PUBLIC int tapas_usable() {
@@ -65,13 +65,11 @@ static void write_sums(Sums& sums, int64_t panel, int64_t real, float* terms, in
 
 // log_sum[q] = log sum_p exp(row_p . query_q + offset_p) over the rows that are not targets of the
 // query; also reference and inverse of each sum for tapas_gradients, 0 for an empty sum. The
-// targets are (queries, per_query), negative is padding. Unless null, terms (count, queries) are
-// exp(score - reference).
+// targets are (queries, per_query), negative is padding.
 PUBLIC int64_t tapas_log_sum(const void* table, int half, int64_t dim, const float* offset,
                              int64_t count, const float* query, int64_t queries,
                              const int64_t* sorted_ids, const int64_t* targets, int64_t per_query,
-                             int threads, float* log_sum, float* reference, float* inverse,
-                             float* terms) {
+                             int threads, float* log_sum, float* reference, float* inverse) {
   return guarded([&] {
     const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
     Panels panels(query, queries, dim, 1.0f);
@@ -87,10 +85,10 @@ PUBLIC int64_t tapas_log_sum(const void* table, int half, int64_t dim, const flo
       }
 #pragma omp for schedule(dynamic, 1)
       for (int64_t task = 0; task < sums.tasks(); ++task)
-        sums.run(task, rows, panels, hits, terms, queries);
+        sums.run(task, rows, panels, hits, nullptr, 0);
 #pragma omp for schedule(dynamic, 4)
       for (int64_t j = 0; j < panels.count; ++j)
-        write_sums(sums, j, panels.real(j), terms, queries, log_sum, reference, inverse);
+        write_sums(sums, j, panels.real(j), nullptr, 0, log_sum, reference, inverse);
     }
     return 0;
   });
@@ -198,7 +196,7 @@ static void sum_gradients(const Rows& rows, const float* query, int64_t queries,
 }
 
 // Gradients of sum_q scale[q] * log_sum[q] with respect to rows (count, dim), offsets (count) and
-// queries (queries, dim); `reference` and `inverse` are from tapas_log_sum without terms.
+// queries (queries, dim); `reference` and `inverse` are from tapas_log_sum.
 PUBLIC int64_t tapas_gradients(const void* table, int half, int64_t dim, const float* offset,
                                int64_t count, const float* query, int64_t queries,
                                const int64_t* sorted_ids, const int64_t* targets,

@@ -30,7 +30,6 @@ def log_sum(
     *,
     ids: Tensor | None = None,
     target: Tensor | None = None,
-    terms: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log of the sum over rows of exp(query . row + offset).
 
@@ -40,7 +39,6 @@ def log_sum(
         query:  (B, D)
         ids:    (K,) classes of the rows, ascending.
         target: (B, L) targets of each query, which are left out of its sum.
-        terms:  (K, B) to be filled with exp(score - reference).
 
     Returns: log_sum (B,), -inf if nothing is left; and `sums` (2, B), a reference and an inverse
     for each query. The share of a row in the sum is exp(score - reference) * inverse.
@@ -63,7 +61,6 @@ def log_sum(
         torch.get_num_threads(),
         total.data_ptr(),
         *_both(sums),
-        _or_none(terms, F32, num_rows, num_queries),
     )
     return total, sums
 
@@ -282,7 +279,7 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (scale * log_sum).sum() with respect to query (B, D), rows (K, D), offset (K,).
 
-    `sums` (2, B) is from `log_sum` with the same arguments, without terms; `scale` is (B,).
+    `sums` (2, B) is from `log_sum` with the same arguments; `scale` is (B,).
     """
     weight, query, scale = weight.detach().contiguous(), query.contiguous(), scale.contiguous()
     offset, ids, target = offset.contiguous(), ids.contiguous(), target.contiguous()

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-INTERFACE = 8  # increase it with every change of SIGNATURES, here and in kernels.cpp
+INTERFACE = 9  # increase it with every change of SIGNATURES, here and in kernels.cpp
 ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 OUT_OF_MEMORY = -(1 << 63)
 TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether bfloat16, D
 PLAIN = (Tensor, torch.nn.Parameter)
 SIGNATURES = {
     "tapas_log_sum": [
-        *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, FLAG, *[ADDRESS] * 4,
+        *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, ADDRESS, SIZE, FLAG, *[ADDRESS] * 3,
     ],
     "tapas_sample_memory": [*[SIZE] * 4, FLAG, ADDRESS],
     "tapas_sampled": [
