@@ -1,31 +1,30 @@
 """Native CPU kernels, if they were built; each has an equivalent in PyTorch."""
 
+from tapas.native.draws import (
+    FloorAndHead,
+    distinct,
+    draw_classes,
+    permute,
+    pool,
+    second_pass,
+)
 from tapas.native.kernels import (
     COSTS,
     LOGITS,
     LOSS,
     MAX_TOPK,
     BadValuesError,
-    Biases,
-    FloorAndHead,
     PoolRows,
     Sampled,
     batch_score,
-    distinct,
-    draw_classes,
     fits,
     gradients,
     log_sum,
     mean_share,
-    permute,
-    pool,
     priority,
     sample_gradients,
     sampled,
-    second_pass,
-    sum_rows,
     topk,
-    update,
 )
 from tapas.native.library import (
     multiplies_bfloat16,
@@ -34,6 +33,11 @@ from tapas.native.library import (
     supports,
     switched_off,
     writable,
+)
+from tapas.native.updates import (
+    Biases,
+    sum_rows,
+    update,
 )
 
 __all__ = [

@@ -1,26 +1,30 @@
-"""Native kernels as functions of tensors, for which `supports(...)` must be true.
+"""Native kernels of the softmax and the second pass as functions of tensors.
 
+The tensors must be such that `supports(...)` is true.
 Inputs are float32, except class rows, which may be bfloat16. Nothing is differentiable.
 """
 
-from ctypes import addressof, c_double, c_float, c_int64
+from ctypes import addressof, c_double, c_int64
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tapas.errors import UsageError
+from tapas.native.arguments import (
+    F32,
+    I64,
+    address_of,
+    address_or_none,
+    addresses_of_two,
+    table_arguments,
+)
 from tapas.native.library import call
-from tapas.torch_modes import outside_graphs
 
-F32, I64 = torch.float32, torch.int64
 MIN_QUERIES = 64  # normalised at a time
 MAX_QUERIES = 512
 SCRATCH = 1 << 22  # floats of the matrix in which they are normalised, if MIN_QUERIES fit
 MAX_TOPK = 512  # largest k for which `topk` is faster than PyTorch
-NUMBERS = {0: 2, 1: 3, 2: 3, 3: 7}  # by formula in updates.h: number of arguments
-STATE = {0: (), 1: ("wide",), 2: ("narrow",), 3: ("wide", "wide")}  # and state of a row
 
 
 def log_sum(
@@ -50,17 +54,17 @@ def log_sum(
     hits = ids is not None and target is not None
     call(
         "tapas_log_sum",
-        *_table(weight),
-        _or_none(offset, F32, num_rows),
+        *table_arguments(weight),
+        address_or_none(offset, F32, num_rows),
         num_rows,
-        _at(query, F32, num_queries, weight.shape[1]),
+        address_of(query, F32, num_queries, weight.shape[1]),
         num_queries,
-        _or_none(ids, I64, num_rows),
-        _or_none(target, I64, num_queries, 0 if target is None else target.shape[1]),
+        address_or_none(ids, I64, num_rows),
+        address_or_none(target, I64, num_queries, 0 if target is None else target.shape[1]),
         target.shape[1] if hits and target is not None else 0,
         torch.get_num_threads(),
         total.data_ptr(),
-        *_both(sums),
+        *addresses_of_two(sums),
     )
     return total, sums
 
@@ -151,24 +155,24 @@ def sampled(
     work = query.new_empty(size)
     status = call(
         "tapas_sampled",
-        *_table(weight),
-        _or_none(bias, weight.dtype, num_rows),
+        *table_arguments(weight),
+        address_or_none(bias, weight.dtype, num_rows),
         num_rows,
-        _at(kept_at, I64, num_kept),
-        _at(kept_ids, I64, num_kept),
-        _at(log_q, F32, num_kept),
+        address_of(kept_at, I64, num_kept),
+        address_of(kept_ids, I64, num_kept),
+        address_of(log_q, F32, num_kept),
         num_kept,
-        _at(query, F32, num_queries, dim),
+        address_of(query, F32, num_queries, dim),
         num_queries,
-        _at(target_at, I64, num_queries, num_targets),
-        _at(target, I64, num_queries, num_targets),
+        address_of(target_at, I64, num_queries, num_targets),
+        address_of(target, I64, num_queries, num_targets),
         num_targets,
-        _or_none(counted, torch.bool, num_queries, num_targets),
+        address_or_none(counted, torch.bool, num_queries, num_targets),
         torch.get_num_threads(),
         with_terms,
         work.data_ptr(),
-        _or_none(cost, F32, num_queries, num_targets),
-        _or_none(loss, F32),
+        address_or_none(cost, F32, num_queries, num_targets),
+        address_or_none(loss, F32),
         factor,
     )
     if status:
@@ -219,8 +223,8 @@ def sample_gradients(
     given_grads = [
         result,
         factor,
-        _at(grad, F32, *(() if result == LOSS else (queries, targets))),
-        _or_none(log_sum_grad, F32, queries),
+        address_of(grad, F32, *(() if result == LOSS else (queries, targets))),
+        address_or_none(log_sum_grad, F32, queries),
         torch.get_num_threads(),
         at + 4 * (rows * dim + rows),
         at + 4 * scale_at,
@@ -231,9 +235,9 @@ def sample_gradients(
     ]
     before = [work.data_ptr(), kept, queries, targets, dim, with_terms]
     after = [
-        _at(query, F32, queries, dim),
-        _at(target, I64, queries, targets),
-        _at(kept_ids, I64, kept),
+        address_of(query, F32, queries, dim),
+        address_of(target, I64, queries, targets),
+        address_of(kept_ids, I64, kept),
         num_classes,
         biased,
         *given_grads,
@@ -254,7 +258,7 @@ def sample_gradients(
             scale = out.as_strided((queries,), (1,), scale_at)
             torch.mv(terms, scale, out=out.as_strided((kept,), (1,), rows * dim))
         found = call(
-            name, *before, AFTER_PRODUCTS, *after, _at(query_grad, F32, queries, dim), where
+            name, *before, AFTER_PRODUCTS, *after, address_of(query_grad, F32, queries, dim), where
         )
     row_grad = out.as_strided((found, dim), (dim, 1))
     offset_grad = out.as_strided((found,), (1,), rows * dim) if biased else query.new_zeros(found)
@@ -265,9 +269,9 @@ def fits(query: Tensor, target: Tensor, num_classes: int) -> bool:
     """Whether all of `query` (B, D) are finite and all of `target` (N,) are classes."""
     return not call(
         "tapas_check_batch",
-        _at(query, F32, *query.shape),
+        address_of(query, F32, *query.shape),
         query.numel(),
-        _at(target, I64, *target.shape),
+        address_of(target, I64, *target.shape),
         target.numel(),
         num_classes,
     )
@@ -288,52 +292,22 @@ def gradients(
     row_grad, offset_grad = query.new_empty(num_rows, dim), query.new_empty(num_rows)
     call(
         "tapas_gradients",
-        *_table(weight),
-        _at(offset, F32, num_rows),
+        *table_arguments(weight),
+        address_of(offset, F32, num_rows),
         num_rows,
-        _at(query, F32, num_queries, dim),
+        address_of(query, F32, num_queries, dim),
         num_queries,
-        _at(ids, I64, num_rows),
-        _at(target, I64, num_queries, target.shape[1]),
+        address_of(ids, I64, num_rows),
+        address_of(target, I64, num_queries, target.shape[1]),
         target.shape[1],
-        *_both(sums),
-        _at(scale, F32, num_queries),
+        *addresses_of_two(sums),
+        address_of(scale, F32, num_queries),
         torch.get_num_threads(),
         row_grad.data_ptr(),
         offset_grad.data_ptr(),
         query_grad.data_ptr(),
     )
     return query_grad, row_grad, offset_grad
-
-
-def second_pass(
-    key: int, query: Tensor, target: Tensor, choose: int, size: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`choose` of the queries (B, D) with their targets (B, L), or all if 0, and noise (size,).
-
-    As `draw_second_pass` in tables/second_pass.py.
-    """
-    query, target = query.contiguous(), target.contiguous()
-    (num_queries, dim), num_targets = query.shape, target.shape[1]
-    choose = min(choose, num_queries)
-    chosen = query.new_empty(choose, dim) if choose else query
-    chosen_target = target.new_empty(choose, num_targets) if choose else target
-    noise = query.new_empty(size)
-    call(
-        "tapas_second_pass",
-        key,
-        _at(query, F32, num_queries, dim),
-        num_queries,
-        dim,
-        _at(target, I64, num_queries, num_targets),
-        num_targets,
-        choose,
-        size,
-        chosen.data_ptr(),
-        chosen_target.data_ptr(),
-        noise.data_ptr(),
-    )
-    return chosen, chosen_target, noise
 
 
 class PoolRows(NamedTuple):
@@ -380,20 +354,20 @@ def _priority(
     log_weight = query.new_empty(keep)
     call(
         "tapas_priority",
-        *_table(weight),
-        _or_none(rows.bias, weight.dtype, weight.shape[0]),
-        _at(positions, I64, size),
-        _at(ids, I64, size),
-        _at(log_q, F32, size),
+        *table_arguments(weight),
+        address_or_none(rows.bias, weight.dtype, weight.shape[0]),
+        address_of(positions, I64, size),
+        address_of(ids, I64, size),
+        address_of(log_q, F32, size),
         size,
-        _at(query, F32, num_queries, weight.shape[1]),
+        address_of(query, F32, num_queries, weight.shape[1]),
         num_queries,
-        _at(target, I64, num_queries, target.shape[1]),
+        address_of(target, I64, num_queries, target.shape[1]),
         target.shape[1],
         1 / temperature,
         width - width % 16,
         torch.get_num_threads(),
-        None if noise is None else _at(noise, F32, size),
+        None if noise is None else address_of(noise, F32, size),
         floor,
         keep,
         share.data_ptr(),
@@ -411,11 +385,11 @@ def batch_score(rows: PoolRows, query: Tensor, *, temperature: float) -> Tensor:
     score = query.new_empty(size)
     call(
         "tapas_batch_score",
-        *_table(weight),
-        _or_none(rows.bias, weight.dtype, weight.shape[0]),
-        _at(positions, I64, size),
+        *table_arguments(weight),
+        address_or_none(rows.bias, weight.dtype, weight.shape[0]),
+        address_of(positions, I64, size),
         size,
-        _at(query, F32, query.shape[0], weight.shape[1]),
+        address_of(query, F32, query.shape[0], weight.shape[1]),
         query.shape[0],
         1 / temperature,
         torch.get_num_threads(),
@@ -452,10 +426,10 @@ def topk(
         start = torch.cat([listed.new_zeros(1), real.sum(dim=1).cumsum(0)])
     call(
         "tapas_top",
-        *_table(weight),
-        _or_none(bias, F32, weight.shape[0]),
+        *table_arguments(weight),
+        address_or_none(bias, F32, weight.shape[0]),
         weight.shape[0],
-        _at(query, F32, num_queries, weight.shape[1]),
+        address_of(query, F32, num_queries, weight.shape[1]),
         num_queries,
         k,
         _address(start),
@@ -463,246 +437,9 @@ def topk(
         torch.get_num_threads(),
         score.data_ptr(),
         rows.data_ptr(),
-        _or_none(log_sum, F32, num_queries),
+        address_or_none(log_sum, F32, num_queries),
     )
     return score, rows
-
-
-class Biases(NamedTuple):
-    """Biases that are updated with the rows in one `update`."""
-
-    values: Tensor  # (C,)
-    grad: Tensor  # (N,)
-    state: list[Tensor]  # (C, 1) each
-
-
-@outside_graphs  # a compiler's fake tensors have no addresses
-def update(
-    formula: int, numbers: tuple[float, ...], rows: Tensor, ids: Tensor, grad: Tensor,
-    state: list[Tensor], biases: Biases | None = None,
-) -> None:  # fmt: skip
-    """One optimizer step of rows `ids` (N,) of `rows` (C, W) with `grad` (N, W), in place.
-
-    Gradients of repeated ids are summed. `formula` and `numbers` are as in updates.h; `state` is
-    that of the formula, (C, W) or (C, 1) each. `biases` do not decay.
-    """
-    # checked here, as the kernel does not: it would write beyond the end of a narrower state
-    if len(numbers) != NUMBERS[formula]:
-        raise UsageError(
-            f"update formula {formula} takes {NUMBERS[formula]} numbers, got {len(numbers)}."
-        )
-    num_rows, (num_ids, dim) = rows.shape[0], grad.shape
-    _check_state(formula, rows, num_rows, dim, state)
-    _check_gradients(ids, grad, num_rows)
-    addresses = [rows.data_ptr(), (grad := grad.contiguous()).data_ptr(), *_two(state)]
-    if biases is None:
-        addresses += [None] * 4
-    else:
-        values, bias_grad, of_biases = biases
-        _check_state(formula, values, num_rows, 1, of_biases)
-        _check_gradients(ids, bias_grad, num_rows)
-        if bias_grad.dim() != 1:
-            raise _bad_gradients(ids, bias_grad, num_rows)
-        bias_grad = bias_grad.contiguous()
-        addresses += [values.data_ptr(), bias_grad.data_ptr(), *_two(of_biases)]
-    ids = ids.contiguous()
-    status = call(
-        "tapas_update",
-        formula,
-        (c_float * len(numbers))(*numbers),
-        num_rows,
-        ids.data_ptr(),
-        num_ids,
-        dim,
-        *addresses,
-        torch.get_num_threads(),
-    )
-    if status:
-        raise _bad_gradients(ids, grad, num_rows)
-    # tell autograd that they have changed
-    torch.autograd.graph.increment_version([rows] if biases is None else [rows, biases.values])
-
-
-@outside_graphs
-def sum_rows(
-    ids: Tensor, grad: Tensor, offset_grad: Tensor, num_rows: int
-) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Sums of `grad` (N, W) and `offset_grad` (N,) for each distinct id of `ids` (N,).
-
-    Returns: distinct ids (U,), ascending, sums (U, W) and (U,), and the sum of all squares.
-    """
-    _check_gradients(ids, grad, num_rows)
-    if offset_grad.shape != ids.shape or offset_grad.dtype != torch.float32:
-        raise UsageError(f"gradients of biases must be float32 {tuple(ids.shape)}.")
-    ids, grad, offset_grad = ids.contiguous(), grad.contiguous(), offset_grad.contiguous()
-    found, total, offset_total = (torch.empty_like(part) for part in (ids, grad, offset_grad))
-    square = c_double()
-    size = call(
-        "tapas_sum_rows",
-        ids.data_ptr(),
-        *ids.shape,
-        num_rows,
-        grad.shape[1],
-        grad.data_ptr(),
-        offset_grad.data_ptr(),
-        torch.get_num_threads(),
-        found.data_ptr(),
-        total.data_ptr(),
-        offset_total.data_ptr(),
-        addressof(square),
-    )
-    if size < 0:
-        raise _bad_gradients(ids, grad, num_rows)
-    return found[:size], total[:size], offset_total[:size], square.value
-
-
-class FloorAndHead(NamedTuple):
-    """A uniform distribution over all classes and an alias table over H of them, the head."""
-
-    num_classes: int
-    floor_share: float  # chance of a draw from the uniform part
-    floor_not_drawn: float  # log(1 - Q) of a class outside of the head
-    buckets: Tensor  # (H, 2) int32: bits of threshold, in units of 2^-32, and partner
-    head_ids: Tensor  # (H,) int64, ascending
-    not_drawn: Tensor  # (H,) float64, log(1 - Q)
-    first: Tensor  # int32 directory: heads with ids from (i << shift) begin at first[i]
-    shift: int
-
-
-def draw_classes(given: FloorAndHead, key: int, count: int) -> Tensor:
-    """`count` independent classes, (count,) int64; the same for the same `key`."""
-    draws = torch.empty(count, dtype=I64, device="cpu")
-    call("tapas_pool", *_of_proposal(given, key, count, 0), draws.data_ptr(), None, None)
-    return draws
-
-
-def pool(given: FloorAndHead, key: int, count: int, k: int) -> tuple[Tensor, Tensor] | None:
-    """The first k distinct classes of `draw_classes`, or None if `count` draws have at most k.
-
-    Returns: ids (k,), ascending, and the log expected count of each, (k,) float32.
-    """
-    ids = torch.empty(k, dtype=I64, device="cpu")
-    log_q = torch.empty(k, dtype=F32, device="cpu")
-    arguments = _of_proposal(given, key, count, k)
-    too_few = call("tapas_pool", *arguments, None, ids.data_ptr(), log_q.data_ptr())
-    return None if too_few else (ids, log_q)
-
-
-def _of_proposal(given: FloorAndHead, key: int, count: int, k: int) -> list[Any]:
-    size = given.buckets.shape[0]
-    return [
-        key,
-        count,
-        k,
-        given.num_classes,
-        given.floor_share,
-        given.floor_not_drawn,
-        size,
-        _at(given.buckets, torch.int32, size, 2),
-        _at(given.head_ids, I64, size),
-        _at(given.not_drawn, torch.float64, size),
-        _at(given.first, torch.int32, (given.num_classes - 1 >> given.shift) + 2),
-        given.shift,
-        torch.get_num_threads(),
-    ]
-
-
-def distinct(draws: Tensor, k: int, num_classes: int) -> tuple[int, Tensor, Tensor] | None:
-    """The first k distinct ids of `draws` (T,), or None if there are at most k.
-
-    Returns: the number of the draw of the next distinct id, the ids (k,), ascending, and how
-    often each was repeated before that draw, (k,).
-    """
-    ids, again = draws.new_empty(k), draws.new_empty(k)
-    end = call(
-        "tapas_distinct",
-        _at(draws, I64, draws.shape[0]),
-        draws.shape[0],
-        k,
-        num_classes,
-        ids.data_ptr(),
-        again.data_ptr(),
-    )
-    return None if end <= 0 else (end, ids, again)
-
-
-def permute(ids: Tensor, half: int, keys: Tensor, size: int, *, backwards: bool) -> Tensor:
-    """`Permutation.permute` of `ids` (any shape) below `size`; backwards, `inverse`."""
-    ids = ids.contiguous()
-    out = torch.empty_like(ids)
-    call(
-        "tapas_permute",
-        _at(ids, I64, *ids.shape),
-        ids.numel(),
-        half,
-        _at(keys, I64, *keys.shape),
-        size,
-        backwards,
-        torch.get_num_threads(),
-        out.data_ptr(),
-    )
-    return out
-
-
-def _check_state(formula: int, rows: Tensor, num_rows: int, dim: int, state: list[Tensor]) -> None:
-    wanted = [(num_rows, dim if kind == "wide" else 1) for kind in STATE[formula]]
-    if [part.shape for part in state] != wanted or rows.numel() != num_rows * dim:
-        raise UsageError(
-            f"the row optimizer's state has shapes {[tuple(part.shape) for part in state]}; "
-            f"expected {wanted} for rows of shape {tuple(rows.shape)}. No row was changed."
-        )
-    for part in (rows, *state):
-        if part.dtype != torch.float32 or not part.is_contiguous() or not part.is_cpu:
-            raise UsageError("rows and their state must be contiguous float32. No row was changed.")
-
-
-def _check_gradients(ids: Tensor, grad: Tensor, num_rows: int) -> None:
-    """Check types and shapes; the kernel checks the range of ids before it writes."""
-    fits = ids.dtype == torch.int64 and grad.dtype == torch.float32 and grad.shape[:1] == ids.shape
-    if not fits or num_rows < 0 or not (ids.is_cpu and grad.is_cpu):
-        raise _bad_gradients(ids, grad, num_rows)
-
-
-def _bad_gradients(ids: Tensor, grad: Tensor, num_rows: int) -> UsageError:
-    return UsageError(
-        f"gradients of rows must be float32, one for each of their int64 ids from 0 to "
-        f"{num_rows - 1}; got {grad.dtype} {tuple(grad.shape)} for {ids.dtype} "
-        f"{tuple(ids.shape)}. No row was changed."
-    )
-
-
-def _two(state: list[Tensor]) -> list[int | None]:
-    """The addresses of at most two tensors of state."""
-    found = [part.data_ptr() for part in state]
-    return [*found, None, None][:2]
-
-
-def _both(sums: Tensor) -> tuple[int, int]:
-    """Addresses of the two rows of `sums` (2, B) float32."""
-    size = sums.shape[-1]
-    start = _at(sums, F32, 2, size)
-    return start, start + 4 * size
-
-
-def _table(weight: Tensor) -> tuple[int, bool, int]:
-    """Address, whether it is bfloat16, and D of rows (N, D)."""
-    half, (num_rows, dim) = weight.dtype is torch.bfloat16, weight.shape
-    return _at(weight, torch.bfloat16 if half else F32, num_rows, dim), half, dim
-
-
-def _at(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
-    """The address of `tensor`, after a check that kernels can rely on."""
-    if tensor.shape == shape and tensor.dtype is dtype and tensor.is_contiguous():
-        return tensor.data_ptr()
-    raise UsageError(
-        f"a native kernel got {tensor.dtype} {tuple(tensor.shape)}, "
-        f"{'' if tensor.is_contiguous() else 'not '}contiguous; expected contiguous {dtype} "
-        f"{shape}."
-    )
-
-
-def _or_none(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
-    return None if tensor is None else _at(tensor, dtype, *shape)
 
 
 def _address(tensor: Tensor | None) -> int | None:
