@@ -2,8 +2,8 @@
 // work is divided.
 //
 // Plain C functions on addresses, loaded with ctypes: only a C++ compiler is needed to build them.
-// The functions in Python that call them check all sizes. Each has a simple equivalent in PyTorch, with which the tests
-// compare it. Logarithms that are returned are natural.
+// The functions in Python that call them check all sizes. Each has a simple equivalent in PyTorch,
+// with which the tests compare it. Logarithms that are returned are natural.
 //
 // A function returns 0 unless it says otherwise, and OUT_OF_MEMORY instead of an exception.
 #include <cstdint>
