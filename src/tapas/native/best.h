@@ -46,27 +46,25 @@ struct Excluded {
   }
 };
 
-// Collects the best rows among start .. stop for all panels first .. last. With SUMS, also adds
-// exp(score) of every row, excluded or not, to the sums of the queries; see `Lanes`.
+// Collects the best rows among start .. stop for all queries. With SUMS, also adds exp(score) of
+// every row, excluded or not, to the sums of the queries; see `Lanes`.
 template <bool SUMS>
-static void best_of_rows(const Rows& rows, const Panels& panels, Range part, int64_t first,
-                         int64_t last, int64_t k, const Excluded& excluded, Best* best,
-                         float* reference, double* total) {
+static void best_of_rows(const Rows& rows, const Panels& panels, Range part, int64_t k,
+                         const Excluded& excluded, Best* best, float* reference, double* total) {
   Block block(rows);
   PartialScores partial(block, panels.dim);
-  std::vector<float> bar((last - first) * PANEL, -INFINITY);
-  for (int64_t q = panels.queries - first * PANEL; q < (last - first) * PANEL; ++q)
-    bar[q] = INFINITY;
+  std::vector<float> bar(panels.count * PANEL, -INFINITY);
+  for (int64_t q = panels.queries; q < panels.count * PANEL; ++q) bar[q] = INFINITY;
   for (int64_t at = part.start; at < part.stop; at += block.size) {
     block.read(rows, at, std::min(at + block.size, part.stop), 1.0f);
     const bool finite = block.is_finite();
-    for (int64_t j = 0; j < last - first; ++j) {
+    for (int64_t j = 0; j < panels.count; ++j) {
       Lanes lanes{LOG2_E, reference + j * PANEL, total + j * PANEL, nullptr, 0, 0, {}, {}, 0};
       if (SUMS) lanes.begin();
-      partial.compute(block, panels[first + j]);
+      partial.compute(block, panels[j]);
       for (int64_t i = 0; i < block.count; i += HIGH) {
         Floats tile[HIGH][WIDE];
-        partial.finish(block, i, panels[first + j], tile);
+        partial.finish(block, i, panels[j], tile);
         const int64_t real = std::min<int64_t>(HIGH, block.count - i);
         Floats most[WIDE];
         highest(tile, most);
@@ -74,11 +72,14 @@ static void best_of_rows(const Rows& rows, const Panels& panels, Range part, int
             ~(most[0] <= load(&bar[j * PANEL])) | ~(most[1] <= load(&bar[j * PANEL + LANES]));
         if (any(beaten) || !finite)  // NaN beats all, but may be lost in `most`
           for (int64_t r = 0; r < real; ++r)
-            for (int64_t lane = 0; lane < panels.real(first + j); ++lane) {
-              const float score = tile[r][lane / LANES][lane % LANES];
-              const int64_t q = j * PANEL + lane, id = at + i + r;
-              if (score <= bar[q] || excluded.holds(first * PANEL + q, id)) continue;
-              bar[q] = best[q].add({score, id}, k, bar[q]);
+            for (int w = 0; w < WIDE; ++w) {
+              if (!any(~(tile[r][w] <= load(&bar[j * PANEL + w * LANES])))) continue;
+              for (int lane = 0; lane < LANES; ++lane) {
+                const float score = tile[r][w][lane];
+                const int64_t q = j * PANEL + w * LANES + lane, id = at + i + r;
+                if (score <= bar[q] || q >= panels.queries || excluded.holds(q, id)) continue;
+                bar[q] = best[q].add({score, id}, k, bar[q]);
+              }
             }
         if (SUMS) lanes.add(tile, 0, most);
       }

@@ -76,6 +76,7 @@ PUBLIC int64_t tapas_log_sum(const void* table, int half, int64_t dim, const flo
     Hits hits(panels.count, per_query);
     Sums sums(count, panels.count, dim, LOG2_E);
     threads = threads_for(count * queries * dim, threads);
+    Memory memory;
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(dynamic, 4)
@@ -85,11 +86,12 @@ PUBLIC int64_t tapas_log_sum(const void* table, int half, int64_t dim, const flo
       }
 #pragma omp for schedule(dynamic, 1)
       for (int64_t task = 0; task < sums.tasks(); ++task)
-        sums.run(task, rows, panels, hits, nullptr, 0);
+        memory.within([&] { sums.run(task, rows, panels, hits, nullptr, 0); });
 #pragma omp for schedule(dynamic, 4)
       for (int64_t j = 0; j < panels.count; ++j)
         write_sums(sums, j, panels.real(j), nullptr, 0, log_sum, reference, inverse);
     }
+    memory.check();
     return 0;
   });
 }
@@ -132,6 +134,7 @@ PUBLIC int64_t tapas_sampled(const void* table, int half, int64_t dim, const voi
     const int64_t row_chunks = (kept + PANEL - 1) / PANEL, chunks = panels.count + row_chunks;
     threads = threads_for(kept * queries * dim + 4 * (kept + flat) * dim, threads);
     bool finite = true;
+    Memory memory;
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(dynamic, 4) reduction(&& : finite)
@@ -150,7 +153,7 @@ PUBLIC int64_t tapas_sampled(const void* table, int half, int64_t dim, const voi
       }
 #pragma omp for schedule(dynamic, 1)
       for (int64_t task = 0; task < sums.tasks(); ++task)
-        sums.run(task, rows, panels, hits, m.terms, m.stride);
+        memory.within([&] { sums.run(task, rows, panels, hits, m.terms, m.stride); });
 #pragma omp for schedule(dynamic, 4)
       for (int64_t j = 0; j < panels.count; ++j) {
         write_sums(sums, j, panels.real(j), m.terms, m.stride, m.log_sum, m.reference, m.inverse);
@@ -161,6 +164,7 @@ PUBLIC int64_t tapas_sampled(const void* table, int half, int64_t dim, const voi
         }
       }
     }
+    memory.check();
     double total = 0.0;
     for (int64_t i = 0; i < flat; ++i) total += costs[i];
     if (loss) *loss = static_cast<float>(factor * total);
@@ -178,6 +182,7 @@ static void sum_gradients(const Rows& rows, const float* query, int64_t queries,
   Hits hits(panels.count, per_query);
   Gradients found(rows, panels, hits);
   threads = threads_for(3 * count * queries * dim, threads);
+  Memory memory;
 #pragma omp parallel num_threads(threads)
   {
 #pragma omp for schedule(dynamic, 4)
@@ -187,12 +192,13 @@ static void sum_gradients(const Rows& rows, const float* query, int64_t queries,
       found.prepare(j, reference, inverse, scale);
     }
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t part = 0; part < found.parts; ++part) found.run(part);
+    for (int64_t part = 0; part < found.parts; ++part) memory.within([&] { found.run(part); });
 #pragma omp for schedule(dynamic, 64) nowait
     for (int64_t p = 0; p < count; ++p) found.row_grad(p, row_grad + p * dim, offset_grad + p);
 #pragma omp for schedule(dynamic, 64)
     for (int64_t q = 0; q < queries; ++q) found.query_grad(q, query_grad + q * dim);
   }
+  memory.check();
 }
 
 // Gradients of sum_q scale[q] * log_sum[q] with respect to rows (count, dim), offsets (count) and
@@ -364,6 +370,7 @@ PUBLIC int64_t tapas_priority(const void* table, int half, int64_t dim, const vo
     threads = threads_for(count * queries * dim, threads);
     // the classes that are kept may depend on rounding; a share that is asked for may not
     const bool rough = keep && has_halves() && count * queries * dim >= WORTH_HALVES;
+    Memory memory;
     for (int64_t first = 0; first < queries; first += width) {
       const int64_t size = std::min(width, queries - first);
       Panels panels(query + first * dim, size, dim, 1.0f);
@@ -387,7 +394,9 @@ PUBLIC int64_t tapas_priority(const void* table, int half, int64_t dim, const vo
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < sums.tasks(); ++task)
-          sums.run(task, rows, panels, hits, scratch.data(), width, halves ? &*halves : nullptr);
+          memory.within([&] {
+            sums.run(task, rows, panels, hits, scratch.data(), width, halves ? &*halves : nullptr);
+          });
 #pragma omp for schedule(dynamic, 4)
         for (int64_t j = 0; j < panels.count; ++j) {
           sums.join(j);
@@ -404,6 +413,7 @@ PUBLIC int64_t tapas_priority(const void* table, int half, int64_t dim, const vo
             share[p] = first ? share[p] + more : more;
           }
       }
+      memory.check();
     }
     if (!queries) std::fill_n(share, count, 0.0f);
     if (keep) keep_by_priority(share, noise, count, floor, keep, kept, log_weight);
@@ -427,6 +437,7 @@ PUBLIC int64_t tapas_batch_score(const void* table, int half, int64_t dim, const
     std::fill_n(score, count, -INFINITY);
     threads = threads_for(count * queries * dim, threads);
     const int64_t parts = std::min<int64_t>(tasks_for(count * queries * dim), count / 48 + 1);
+    Memory memory;
     for (int64_t first = 0; first < queries; first += step) {
       Panels panels(query + first * dim, std::min(step, queries - first), dim, scale * LOG2_E);
 #pragma omp parallel num_threads(threads)
@@ -434,17 +445,19 @@ PUBLIC int64_t tapas_batch_score(const void* table, int half, int64_t dim, const
 #pragma omp for schedule(dynamic, 4)
         for (int64_t j = 0; j < panels.count; ++j) panels.pack(j);
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t part = 0; part < parts; ++part) {
-          Block block(rows);
-          const Range mine = range_of(count, block.size, part, parts);
-          for (int64_t at = mine.start; at < mine.stop; at += block.size) {
-            block.read(rows, at, std::min(at + block.size, mine.stop), scale * LOG2_E);
-            block.prefetch_next(rows, block.size);
-            if (block_scores(block, panels, nullptr, score + at)) continue;
-            block_scores(block, panels, row_peaks(block, panels).data(), score + at);
-          }
-        }
+        for (int64_t part = 0; part < parts; ++part)
+          memory.within([&] {
+            Block block(rows);
+            const Range mine = range_of(count, block.size, part, parts);
+            for (int64_t at = mine.start; at < mine.stop; at += block.size) {
+              block.read(rows, at, std::min(at + block.size, mine.stop), scale * LOG2_E);
+              block.prefetch_next(rows, block.size);
+              if (block_scores(block, panels, nullptr, score + at)) continue;
+              block_scores(block, panels, row_peaks(block, panels).data(), score + at);
+            }
+          });
       }
+      memory.check();
     }
     for (int64_t p = 0; p < count; ++p) score[p] *= LN_2;
     return 0;
@@ -462,8 +475,8 @@ PUBLIC int64_t tapas_top(const void* table, int half, int64_t dim, const float* 
                          float* score, int64_t* id, float* log_sum) {
   return guarded([&] {
     const Rows rows{{table, half != 0, dim}, nullptr, offset, count};
-    const Hits none(0, 0);
     const int64_t step = queries_at_once(dim);
+    Memory memory;
     threads = threads_for(count * queries * dim, threads);
     const int64_t parts = std::min(TOP_PARTS, tasks_for(count * queries * dim));
     for (int64_t first = 0; first < queries; first += step) {
@@ -478,29 +491,31 @@ PUBLIC int64_t tapas_top(const void* table, int half, int64_t dim, const float* 
 #pragma omp for schedule(dynamic, 4)
         for (int64_t j = 0; j < panels.count; ++j) panels.pack(j);
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t part = 0; part < parts; ++part) {
-          const auto search = log_sum ? best_of_rows<true> : best_of_rows<false>;
-          search(rows, panels, range_of(count, rows_at_once(dim), part, parts), 0, panels.count, k,
-                 to_exclude, &best[part * panels.queries], &reference[part * width],
-                 &total[part * width]);
-        }
+        for (int64_t part = 0; part < parts; ++part)
+          memory.within([&] {
+            const auto search = log_sum ? best_of_rows<true> : best_of_rows<false>;
+            search(rows, panels, range_of(count, rows_at_once(dim), part, parts), k, to_exclude,
+                   &best[part * panels.queries], &reference[part * width], &total[part * width]);
+          });
 #pragma omp for schedule(dynamic, 16)
-        for (int64_t q = 0; q < panels.queries; ++q) {
-          if (log_sum)
-            log_sum[first + q] = joined_log_sum(&reference[q], &total[q], parts, width, LOG2_E);
-          std::vector<Found>& all = best[q].kept;
-          for (int64_t part = 1; part < parts; ++part) {
-            const auto& more = best[part * panels.queries + q].kept;
-            all.insert(all.end(), more.begin(), more.end());
-          }
-          std::sort(all.begin(), all.end());
-          for (int64_t r = 0; r < k; ++r) {
-            const bool there = r < static_cast<int64_t>(all.size());
-            score[(first + q) * k + r] = there ? all[r].score : -INFINITY;
-            id[(first + q) * k + r] = there ? all[r].id : -1;
-          }
-        }
+        for (int64_t q = 0; q < panels.queries; ++q)
+          memory.within([&] {
+            if (log_sum)
+              log_sum[first + q] = joined_log_sum(&reference[q], &total[q], parts, width, LOG2_E);
+            std::vector<Found>& all = best[q].kept;
+            for (int64_t part = 1; part < parts; ++part) {
+              const auto& more = best[part * panels.queries + q].kept;
+              all.insert(all.end(), more.begin(), more.end());
+            }
+            std::sort(all.begin(), all.end());
+            for (int64_t r = 0; r < k; ++r) {
+              const bool there = r < static_cast<int64_t>(all.size());
+              score[(first + q) * k + r] = there ? all[r].score : -INFINITY;
+              id[(first + q) * k + r] = there ? all[r].id : -1;
+            }
+          });
       }
+      memory.check();
     }
     return 0;
   });

@@ -7,7 +7,9 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <new>
 
 namespace tapas {
 
@@ -35,5 +37,26 @@ static inline Range range_of(int64_t count, int64_t block, int64_t part, int64_t
   const int64_t blocks = (count + block - 1) / block;
   return {blocks * part / parts * block, std::min(count, blocks * (part + 1) / parts * block)};
 }
+
+// An exception must not leave a parallel region. Work in it that allocates is done `within`, and
+// `check` throws after the region what was caught in it.
+class Memory {
+ public:
+  template <class Work>
+  void within(Work work) {
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+      exhausted_ = true;
+    }
+  }
+
+  void check() const {
+    if (exhausted_) throw std::bad_alloc();
+  }
+
+ private:
+  std::atomic<bool> exhausted_{false};
+};
 
 }  // namespace tapas

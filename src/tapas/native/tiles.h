@@ -54,21 +54,23 @@ static ALWAYS Floats load(const float* from) {
 
 static ALWAYS void store(float* to, Floats x) { memcpy(to, &x, sizeof x); }
 
-// 2^(unit * x), accurate to two units in the last place; 0 below about 2^-125; NaN for NaN. The
+// 2^(unit * x), accurate to two units in the last place; 0 below about 2^-126; NaN for NaN. The
 // product is only used in fused operations, because rounding it would lose accuracy for large x.
 static ALWAYS Floats exp2_of(Floats x, float unit) {
-  const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  Floats rounded = x * unit + shift;
-  const Ints vanishes = rounded < shift - 125.0f;
-  Bits whole = (Bits)rounded << 23;
-  Floats f = x * unit - (rounded - shift);
+  // Adding 1.5 * 2^23 rounds to an integer. With 127 more, its last bits are the exponent of a
+  // float, and 0, the exponent of 0.0, is that of 2^-127.
+  const Floats shift = splat(12582912.0f + 127.0f), least = splat(-127.0f / unit);
+  x = least > x ? least : x;
+  const Floats rounded = x * unit + shift;
+  const Floats power = (Floats)((Bits)rounded << 23);
+  const Floats f = x * unit - (rounded - shift);
   Floats p = splat(0.00132764608f);
   p = p * f + 0.00967554096f;
   p = p * f + 0.0555071346f;
   p = p * f + 0.240221202f;
   p = p * f + 0.693146944f;
   p = p * f + 1.0f;
-  return (Floats)((Ints)(p * (Floats)(whole + 0x3f800000u)) & ~vanishes);
+  return p * power;
 }
 
 // log(x), accurate to two units in the last place, for normal x > 0; -inf for 0; NaN for NaN.
@@ -258,7 +260,7 @@ struct Block {
 
   int64_t tiles() const { return (count + HIGH - 1) / HIGH; }
 
-  // Whether no score can be NaN, unless products overflow.
+  // Whether no score can be NaN: sums that overflow are inf, because products in them are fused.
   bool is_finite() const {
     bool finite = true;
     for (int64_t i = 0; i < count; ++i) finite &= offset[i] < INFINITY;

@@ -1,8 +1,12 @@
 """Every native kernel against numpy in float64, at sizes that divide nothing."""
 
+import resource
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from forked import Forked
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle.tables import top as slow_top
@@ -171,6 +175,35 @@ def test_the_log_sum_beside_the_top_is_right_whatever_the_first_rows_score(threa
     weight[7] = NAN
     native.topk(weight, None, query, 3, None, log_sum=log_sum)
     assert log_sum.isnan().all()
+
+
+@pytest.mark.parametrize("row", [5, 100, 2998])
+def test_scores_that_overflow_come_first(row):
+    """Products are fused, so that 1e38 * 8 - 1e38 * 8 is inf after the first, and never NaN."""
+    query, weight = draw(19, 2, name="q").abs() + 8.0, draw(3000, 2, name="w")
+    weight[row] = torch.tensor([1e38, -1e38])
+    score, rows = native.topk(weight, None, query, 2, None)
+    assert rows[:, 0].tolist() == [row] * 19
+    assert (score[:, 0] == INF).all()
+    assert score[:, 1].isfinite().all()
+
+
+def all_of_many_rows(more_bytes):
+    weight, query = torch.zeros(200_000, 1), torch.zeros(64, 1)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        native.topk(weight, None, query, len(weight), None)
+    except MemoryError as error:
+        print(error)
+
+
+def test_threads_that_run_out_of_memory_raise_instead_of_aborting():
+    """Results take 154 MB, and what the threads collect before at least 205 MB."""
+    done = Forked(200_000_000, work=all_of_many_rows).end()
+    words = "there is not enough memory for the intermediate results of tapas_top\n"
+    assert (done.returncode, done.stdout) == (0, words)
 
 
 @given(
