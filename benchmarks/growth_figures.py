@@ -134,7 +134,10 @@ def _label(axes: Axes, lines: dict[str, list[tuple[float, float]]], plain_draws:
         text = f"{_duration(line[-1][1])}  {text}"
         style: dict[str, Any] = {"color": COLOUR[name], "va": "center", "fontsize": 9.5}
         if name not in places:
-            axes.annotate(text, line[-1], (5, -11), textcoords="offset points", **style)
+            (x, y), others = line[-1], [dict(other) for other in lines.values()]
+            is_highest = all(other.get(x, 0.0) <= y for other in others)
+            aside = (5, 9 if is_highest else -11)
+            axes.annotate(text, (x, y), aside, textcoords="offset points", **style)
             continue
         axes.annotate(
             text,

@@ -6,6 +6,7 @@ from tapas.native.draws import (
     draw_classes,
     permute,
     pool,
+    race,
     second_pass,
 )
 from tapas.native.kernels import (
@@ -61,6 +62,7 @@ __all__ = [
     "permute",
     "pool",
     "priority",
+    "race",
     "readable",
     "sample_gradients",
     "sampled",

@@ -60,6 +60,28 @@ def _of_proposal(given: FloorAndHead, key: int, count: int, k: int) -> list[Any]
     ]
 
 
+def race(probability: Tensor, key: int, k: int) -> tuple[Tensor, Tensor] | None:
+    """The first k of C classes to arrive, whose rates are `probability` (C,) float64; k < C.
+
+    Returns: ids (k,), ascending, and the log of the chance of each to arrive before the next class,
+    (k,) float32; or None if fewer than k classes have a chance.
+    """
+    size = probability.shape[0]
+    ids = torch.empty(k, dtype=I64, device="cpu")
+    log_q = torch.empty(k, dtype=F32, device="cpu")
+    too_few = call(
+        "tapas_race",
+        key,
+        address_of(probability, torch.float64, size),
+        size,
+        k,
+        torch.get_num_threads(),
+        ids.data_ptr(),
+        log_q.data_ptr(),
+    )
+    return None if too_few else (ids, log_q)
+
+
 def distinct(draws: Tensor, k: int, num_classes: int) -> tuple[int, Tensor, Tensor] | None:
     """The first k distinct ids of `draws` (T,), or None if there are at most k.
 

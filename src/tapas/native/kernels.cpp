@@ -15,7 +15,7 @@
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
 // The version of this interface, which the Python side checks first.
-PUBLIC int tapas_interface() { return 9; }
+PUBLIC int tapas_interface() { return 10; }
 
 // Whether this CPU has the instructions that are compiled below.
 PUBLIC int tapas_usable() {
@@ -575,6 +575,43 @@ PUBLIC int64_t tapas_pool(uint64_t key, int64_t count, int64_t k, int64_t num_cl
             static_cast<float>((distinct.end - again[j]) * from.log_not_drawn(ids[j]));
       log_drawn(never, stop - start, log_q + start);
     }
+    return 0;
+  });
+}
+
+// Class c arrives at time -log(1 - u) / probability[c], with u of the numbers of a key: the k classes
+// that arrive first, k < count, ascending, and the log of the chance of each to arrive before the
+// next one. Returns 0, or 1 if fewer than k classes have a chance.
+PUBLIC int64_t tapas_race(uint64_t key, const double* probability, int64_t count, int64_t k,
+                          int threads, int64_t* ids, float* log_q) {
+  return guarded([&]() -> int64_t {
+    const Philox philox(key);
+    constexpr int64_t STEP = Philox::AT_ONCE;
+    Scratch<uint64_t> speed(count);  // 1 / time, whose bits are in the order of the numbers
+    Scratch<float> never(k);
+#pragma omp parallel for num_threads(threads_for(DRAW * count, threads)) schedule(dynamic, 16)
+    for (int64_t start = 0; start < count; start += STEP) {
+      uint64_t numbers[STEP];
+      philox.numbers(start, numbers);
+      for (int64_t c = start; c < std::min(start + STEP, count); ++c) {
+        const double wait = -std::log1p(-uniform(numbers[c - start]));
+        const double found = probability[c] > 0.0 ? probability[c] / wait : 0.0;
+        memcpy(&speed[c], &found, sizeof found);
+      }
+    }
+    const uint64_t last = nth_largest(speed.data(), count, k);  // the first that is left out
+    int64_t faster = 0, place = 0;
+    for (int64_t c = 0; c < count; ++c) faster += speed[c] > last;
+    if (last == 0 && faster < k) return 1;
+    int64_t equal = k - faster;  // of several with the same time, the lower ids
+    double limit;
+    memcpy(&limit, &last, sizeof limit);
+    for (int64_t c = 0; c < count; ++c)
+      if (speed[c] > last || (speed[c] == last && equal-- > 0)) {
+        never[place] = -static_cast<float>(std::min(probability[c] / limit, 1e30));
+        ids[place++] = c;
+      }
+    log_drawn(never.data(), k, log_q);
     return 0;
   });
 }

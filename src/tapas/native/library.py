@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-INTERFACE = 9  # increase it with every change of SIGNATURES, here and in kernels.cpp
+INTERFACE = 10  # increase it with every change of SIGNATURES, here and in kernels.cpp
 ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 OUT_OF_MEMORY = -(1 << 63)
 TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether bfloat16, D
@@ -56,6 +56,7 @@ SIGNATURES = {
         ctypes.c_uint64, SIZE, SIZE, SIZE, ctypes.c_double, ctypes.c_double, SIZE, *[ADDRESS] * 4,
         FLAG, FLAG, *[ADDRESS] * 3,
     ],
+    "tapas_race": [ctypes.c_uint64, ADDRESS, SIZE, SIZE, FLAG, ADDRESS, ADDRESS],
     "tapas_distinct": [ADDRESS, SIZE, SIZE, SIZE, ADDRESS, ADDRESS],
     "tapas_permute": [ADDRESS, SIZE, FLAG, ADDRESS, SIZE, FLAG, FLAG, ADDRESS],
 }  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor
 import tapas.native as native
 from tapas.candidates import Candidates
 from tapas.errors import UsageError
-from tapas.rng import check_generator
+from tapas.rng import check_generator, new_key, philox, uniform_numbers
 from tapas.shapes import check_positive
 
 TRIES_PER_CLASS = 200  # give up if a distinct class takes more draws than this on average
@@ -110,17 +110,34 @@ class Proposal(ABC):
         Given the time t of the next arrival, a class is kept with probability 1 - exp(-q t);
         with the inverse of these as weights the sum is exactly unbiased.
         """
-        log_p = self.log_prob(torch.arange(self.num_classes, device="cpu"))
-        arrival = torch.empty_like(log_p).exponential_(generator=generator).log_() - log_p
-        earliest = arrival.topk(k + 1, largest=False)
-        if bool(earliest.values[k - 1].isinf()):
+        probability, key = self._probabilities(), new_key(generator)
+        found = (
+            native.race(probability, key, k)
+            if native.supports(probability)
+            else first_to_arrive(probability, key, k)
+        )
+        if found is None:
             raise UsageError(
                 f"{self!r} gives fewer than {k} classes a positive probability. "
                 "Mix in a Uniform, or ask for fewer samples."
             )
-        ids = earliest.indices[:k].sort().values
-        log_q = torch.log(-torch.expm1(-torch.exp(log_p[ids] + earliest.values[k])))
-        return Candidates(ids, log_q.float())
+        return Candidates(*found, below=self.num_classes)
+
+    def _probabilities(self) -> Tensor:
+        """Q of all classes, (C,) float64."""
+        return self.log_prob(torch.arange(self.num_classes, device="cpu")).double().exp()
+
+
+def first_to_arrive(probability: Tensor, key: int, k: int) -> tuple[Tensor, Tensor] | None:
+    """As `native.race`."""
+    u = torch.from_numpy(uniform_numbers(philox(key, len(probability))))
+    speed = torch.where(probability > 0, probability / -torch.log1p(-u), 0.0)
+    order = speed.argsort(descending=True, stable=True)
+    if not speed[order[k - 1]]:
+        return None
+    ids = order[:k].sort().values
+    log_q = torch.log(-torch.expm1(-probability[ids] / speed[order[k]]))
+    return ids, log_q.float()
 
 
 def first_draws(k: int) -> int:

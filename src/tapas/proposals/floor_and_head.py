@@ -27,6 +27,7 @@ class FloorAndHeadProposal(Proposal):
     """A proposal that is a floor and a head."""
 
     _parts: FloorAndHead
+    _every: Tensor | None = None  # probabilities of all classes, once they were needed
 
     def draw(self, k: int, *, generator: torch.Generator) -> Tensor:
         return draw_classes(self._parts, new_key(generator), k)
@@ -46,6 +47,11 @@ class FloorAndHeadProposal(Proposal):
             k,
             lambda draws: draw_classes(self._parts, key, min(2 * len(draws), most_draws(k))),
         )
+
+    def _probabilities(self) -> Tensor:
+        if self._every is None:
+            self._every = super()._probabilities()
+        return self._every
 
 
 def floor_and_head(

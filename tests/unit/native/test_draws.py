@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 import tapas.native as native
 from tapas import Squashed, Uniform
 from tapas.permutation import PRIME, ROUNDS, Permutation
+from tapas.proposals.base import first_to_arrive
 from tapas.proposals.floor_and_head import draw_classes
 from tapas.rng import stream
 from tapas.tables.second_pass import draw_second_pass
@@ -43,6 +44,25 @@ def test_the_first_distinct_draws_equal_a_loop(draws, k, far):
         assert got is None
     else:
         assert (got[0], got[1].tolist(), got[2].tolist()) == want
+
+
+@given(
+    weights=arrays(
+        np.float64,
+        st.integers(2, 300),
+        elements=st.sampled_from([0.0, 1e-320, 1e-300, 1e-9, 0.3, 1.0, 7.0]),
+    ),
+    k=st.integers(1, 299),
+    key=st.integers(0, 2**63 - 1),
+)
+def test_the_first_arrivals_equal_those_of_pytorch(weights, k, key):
+    k = min(k, len(weights) - 1)
+    probability = torch.from_numpy(weights) / max(weights.sum(), 1e-300)
+    fast, slow = native.race(probability, key, k), first_to_arrive(probability, key, k)
+    assert (fast is None) == (slow is None) == (int((probability > 0).sum()) < k)
+    if fast is not None:
+        assert torch.equal(fast[0], slow[0])
+        torch.testing.assert_close(fast[1], slow[1], rtol=1e-6, atol=1e-6)
 
 
 @given(
