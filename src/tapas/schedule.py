@@ -22,9 +22,9 @@ class Schedule(Protocol):
 
 
 def check_temperature(name: str, value: float) -> None:
-    """Raise UsageError unless `value` is finite and positive."""
-    if not (math.isfinite(number(value)) and value > 0):
-        raise UsageError(f"{name} must be a finite number above 0, got {value!r}.")
+    """Raise UsageError unless `value` is between 1e-6 and 1e6: scores must stay finite."""
+    if not 1e-6 <= number(value) <= 1e6:
+        raise UsageError(f"{name} must be between 1e-06 and 1e+06, got {value!r}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from tapas.errors import DataError, UsageError
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+MOST = 1 << 62  # of sizes: sums of two fit into 64 bits
 
 
 def check_shape(sizes: dict[str, int], **tensors: tuple[Tensor, str]) -> dict[str, int]:
@@ -111,16 +112,23 @@ def number(value: object) -> float:
     return float(value) if isinstance(value, int | float | np.number) else nan
 
 
-def check_positive(name: str, value: int) -> int:
-    """Return `value` as an int, or raise UsageError if it is not an integer of at least 1."""
+def check_int(name: str, value: int) -> int:
+    """Return `value` as an int, or raise UsageError if it is none, as a float or a bool."""
     try:
         if isinstance(value, bool):
             raise TypeError
-        value = index(value)  # accepts numpy integers, too
+        return index(value)  # accepts numpy integers, too
     except TypeError:
         raise UsageError(f"{name} must be an integer, got {value!r}.") from None
+
+
+def check_positive(name: str, value: int) -> int:
+    """Return `value` as an int, or raise UsageError if it is not one from 1 to 2^62."""
+    value = check_int(name, value)
     if value < 1:
         raise UsageError(f"{name} must be at least 1, got {value}.")
+    if value > MOST:
+        raise UsageError(f"{name} must be at most 2^62, got {value}.")
     return value
 
 

@@ -27,6 +27,20 @@ def make(request, kernels):
     yield from builder(request.param)
 
 
+def test_a_target_that_cannot_be_costs_inf_and_padding_nothing(make):
+    """A score that overflows to -inf is not padding, and must not look learned."""
+    table, weight = make(SGD.fused(lr=1.0)), draw(C, D)
+    weight[7] = -3e38
+    set_rows(table, weight, draw(C))
+    kept = Candidates(torch.tensor([2, 3, 29]), draw(3))
+    for target in (torch.tensor([[7], [8]]), torch.tensor([[7, 8], [9, -1]])):
+        batch = GlobalBatch.local(torch.full((2, D), 10.0), target)
+        cost = table.sampled_costs(batch, kept, counted=None)
+        assert cost[0, 0] == torch.inf
+        assert torch.equal(cost == 0, target < 0)
+        assert cost.reshape(-1)[1:].isfinite().all()
+
+
 def test_a_small_pool_is_returned_unchanged(make):
     pool = Candidates(torch.tensor([2, 3, 29]), draw(3))
     for keep in (3, 4, 31):

@@ -662,6 +662,16 @@ def test_the_remaining_optimizer_continues_with_its_own_state(happens, steps):
     assert int(left.state[anchor_of(model)]["step"]) == steps
 
 
+def test_gradients_beyond_float32_have_an_infinite_norm_and_are_refused():
+    model = Model()
+    optimizer, before = SGD(model, lr=1e-3), model.rows()
+    model.head(torch.full((3, model.head.dim), 2e38), torch.tensor([7, 8, 9])).backward()
+    assert anchor_of(model).grad == torch.inf
+    with pytest.raises(UsageError, match="NaN or inf"):
+        optimizer.step()
+    assert stays(model, before)
+
+
 def no_memory(*_):
     raise MemoryError
 

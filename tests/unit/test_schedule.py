@@ -14,7 +14,7 @@ from tapas import Anneal
 from tapas.schedule import Constant, Schedule, as_schedule
 
 SHAPES = ["linear", "exponential", "cosine"]
-positive = st.floats(1e-30, 1e30)
+positive = st.floats(1e-6, 1e6)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_schedules_are_values(schedule):
 
 def test_bad_numbers_are_refused_in_these_words():
     for bad in (0, -1.5, math.nan, "hot", None):
-        with raises_text(f"temperature must be a finite number above 0, got {bad!r}."):
+        with raises_text(f"temperature must be between 1e-06 and 1e+06, got {bad!r}."):
             as_schedule(bad)
     good = {"start": 2, "end": 1, "steps": 5}
-    with raises_text("temperature start must be a finite number above 0, got inf."):
+    with raises_text("temperature start must be between 1e-06 and 1e+06, got inf."):
         Anneal(**good | {"start": math.inf})
-    with raises_text("temperature end must be a finite number above 0, got 0.0."):
+    with raises_text("temperature end must be between 1e-06 and 1e+06, got 0.0."):
         Anneal(**good | {"end": 0.0})
     with raises_text("temperature steps must be at least 1, got 0."):
         Anneal(**good | {"steps": 0})

@@ -74,7 +74,8 @@ class ShardedTable(ClassTable):
         device: torch.device | str | None = None,
         group: dist.ProcessGroup | GroupRanks | None = None,
     ):
-        super().__init__(check_positive("num_classes", num_classes), check_positive("dim", dim))
+        num_classes, dim = check_positive("num_classes", num_classes), check_positive("dim", dim)
+        super().__init__(num_classes, dim)
         self.ranks = ranks_in(group)
         with self.ranks.share_errors():
             check_row_optimizer(row_optimizer)
@@ -172,7 +173,10 @@ class ShardedTable(ClassTable):
         counted: Tensor | None = None,
         factor: float | None = None,
     ) -> Tensor:
-        costs = target_costs(*self.sampled_logits(batch, pool, second_pass), counted)
+        positive, log_sum = self.sampled_logits(batch, pool, second_pass)
+        before, mine = sum(batch.sizes[: self.ranks.rank]), batch.sizes[self.ranks.rank]
+        target = batch.target[before : before + mine, : batch.num_targets]
+        costs = target_costs(positive, log_sum, counted, target < 0)
         return costs if factor is None else costs.sum() * factor
 
     def _positions(self, ids: Tensor) -> tuple[Tensor, Tensor]:

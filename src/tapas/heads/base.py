@@ -17,7 +17,7 @@ from tapas.heads.batch import Batch, check_any_example, prepare
 from tapas.heads.cross_entropy import ARGUMENTS, ATTRIBUTES, NO_TARGET, OPTIONS, refuse_names
 from tapas.heads.facts import BuildContext, Options, default_num_samples
 from tapas.rng import check_seed
-from tapas.shapes import check_tensor
+from tapas.shapes import check_int, check_tensor
 from tapas.tables import ClassTable
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.torch_modes import in_float32, outside_graphs
@@ -107,7 +107,7 @@ class Head(ExactState, ABC):
         """Arguments are those in the docstring of the class."""
         super().__init__()
         self.num_classes, self.dim = num_classes, dim
-        self.reduction, self.ignore_index = reduction, ignore_index
+        self.reduction, self.ignore_index = reduction, check_int("ignore_index", ignore_index)
         self.seed, self.step = check_seed(seed), 0
         self._num_scores, self._num_scored = 0.0, 0
         self._eval_passes: int | None = (

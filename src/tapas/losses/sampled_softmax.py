@@ -179,15 +179,22 @@ def sampled_softmax_loss(
     return (cost if weight is None else cost * weight).sum(dim=1)
 
 
-def target_costs(positive: Tensor, log_sum: Tensor, counted: Tensor | None = None) -> Tensor:
-    """(B, L) -log p of each target in nats, 0 for padding; arguments as in the loss above."""
+def target_costs(
+    positive: Tensor,
+    log_sum: Tensor,
+    counted: Tensor | None = None,
+    padding: Tensor | None = None,
+) -> Tensor:
+    """(B, L) -log p of each target in nats, 0 for padding; arguments as in the loss above.
+
+    With `padding` (B, L), another target whose logit is -inf costs inf.
+    """
+    padding = positive.isneginf() if padding is None else padding
     if positive.shape[1] == 1 and counted is None:
         # softplus keeps digits that the difference of two large logarithms would lose
-        logit = positive.view(-1)
-        cost = functional.softplus(log_sum - logit)
-        if logit.numel() and float(logit.detach().min()) == -torch.inf:
-            cost = cost.masked_fill(logit.isneginf(), 0.0)
-        return cost.view(-1, 1)
-    once = positive if counted is None else positive.masked_fill(~counted, -torch.inf)
-    partition = torch.cat([once, log_sum[:, None]], dim=1).logsumexp(dim=1)
-    return (partition[:, None] - positive).masked_fill(positive.isneginf(), 0.0)
+        cost = functional.softplus(log_sum[:, None] - positive)
+    else:
+        once = positive if counted is None else positive.masked_fill(~counted, -torch.inf)
+        partition = torch.cat([once, log_sum[:, None]], dim=1).logsumexp(dim=1)
+        cost = partition[:, None] - positive
+    return cost.masked_fill(padding, 0.0)

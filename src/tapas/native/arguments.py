@@ -18,6 +18,11 @@ def addresses_of_two(sums: Tensor) -> tuple[int, int]:
 def table_arguments(weight: Tensor) -> tuple[int, bool, int]:
     """Address, whether it is bfloat16, and D of rows (N, D)."""
     half, (num_rows, dim) = weight.dtype is torch.bfloat16, weight.shape
+    if weight.untyped_storage().nbytes() < weight.numel() * weight.element_size():
+        raise UsageError(
+            f"the memory of rows {tuple(weight.shape)} was freed, as by FSDP between steps. "
+            "Exclude class tables from what frees it, or gather them first."
+        )
     return address_of(weight, torch.bfloat16 if half else F32, num_rows, dim), half, dim
 
 

@@ -159,8 +159,8 @@ PUBLIC int64_t tapas_sampled(const void* table, int half, int64_t dim, const voi
         write_sums(sums, j, panels.real(j), m.terms, m.stride, m.log_sum, m.reference, m.inverse);
         for (int64_t q = j * PANEL; q < j * PANEL + panels.real(j); ++q) {
           const int64_t at = q * per_query;
-          costs_of(m.positive + at, counted ? counted + at : nullptr, per_query, m.log_sum[q],
-                   costs + at, m.rest + q, m.own + at);
+          costs_of(m.positive + at, target_at + at, counted ? counted + at : nullptr, per_query,
+                   m.log_sum[q], costs + at, m.rest + q, m.own + at);
         }
       }
     }
@@ -356,14 +356,15 @@ PUBLIC int64_t tapas_second_pass(uint64_t key, const float* query, int64_t queri
 // g = (1 - floor) share + floor / count, and `kept` are the positions of the `keep` largest g /
 // noise, ascending, with log_weight = log max(1, t / g), where t is the largest that was left out.
 // Ties go to the lower position, and a NaN is the largest. `width` is the number of queries at a
-// time, a multiple of 16.
+// time, a multiple of 16. Returns OUT_OF_RANGE if a position is not below num_rows.
 PUBLIC int64_t tapas_priority(const void* table, int half, int64_t dim, const void* bias,
-                              const int64_t* positions, const int64_t* ids, const float* log_q,
+                              int64_t num_rows, const int64_t* positions, const int64_t* ids, const float* log_q,
                               int64_t count, const float* query, int64_t queries,
                               const int64_t* targets, int64_t per_query, float scale, int64_t width,
                               int threads, const float* noise, float floor, int64_t keep,
                               float* share, int64_t* kept, float* log_weight) {
-  return guarded([&] {
+  return guarded([&]() -> int64_t {
+    if (!all_below(positions, count, num_rows)) return OUT_OF_RANGE;
     const BiasedTable from{{table, half != 0, dim}, bias};
     Scratch<float> offset(count), scratch(count * width);
     const Rows rows{from.table, positions, offset.data(), count};
@@ -421,11 +422,14 @@ PUBLIC int64_t tapas_priority(const void* table, int half, int64_t dim, const vo
   });
 }
 
-// score[p] = log sum_q exp(scale * (row_p . query_q + bias_p)) of the rows `ids`
+// score[p] = log sum_q exp(scale * (row_p . query_q + bias_p)) of the rows `ids`. Returns
+// OUT_OF_RANGE if one of these is not below num_rows.
 PUBLIC int64_t tapas_batch_score(const void* table, int half, int64_t dim, const void* bias,
-                                 const int64_t* ids, int64_t count, const float* query,
-                                 int64_t queries, float scale, int threads, float* score) {
-  return guarded([&] {
+                                 int64_t num_rows, const int64_t* ids, int64_t count,
+                                 const float* query, int64_t queries, float scale, int threads,
+                                 float* score) {
+  return guarded([&]() -> int64_t {
+    if (!all_below(ids, count, num_rows)) return OUT_OF_RANGE;
     const BiasedTable from{{table, half != 0, dim}, bias};
     Scratch<float> offset(count);
     for (int64_t p = 0; p < count; ++p) {

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tapas.errors import UsageError
 from tapas.native.arguments import (
     F32,
     I64,
@@ -19,7 +20,7 @@ from tapas.native.arguments import (
     addresses_of_two,
     table_arguments,
 )
-from tapas.native.library import call
+from tapas.native.library import OUT_OF_RANGE, call
 
 MIN_QUERIES = 64  # normalised at a time
 MAX_QUERIES = 512
@@ -113,7 +114,7 @@ def _sample_memory(
 
 
 class BadValuesError(Exception):
-    """Ids were out of range or not ascending, or queries not finite; the caller says which."""
+    """Ids were out of range or not ascending, or queries not finite: the message says which."""
 
 
 def sampled(
@@ -175,8 +176,12 @@ def sampled(
         address_or_none(loss, F32),
         factor,
     )
+    if status == OUT_OF_RANGE:
+        raise BadValuesError(
+            f"ids of targets or candidates are not below {num_rows}, or do not ascend"
+        )
     if status:
-        raise BadValuesError
+        raise BadValuesError("a query holds NaN or inf")
     return Sampled(work, num_kept, num_queries, num_targets, dim, with_terms)
 
 
@@ -233,7 +238,8 @@ def sample_gradients(
         at,
         at + 4 * rows * dim,
     ]
-    before = [work.data_ptr(), kept, queries, targets, dim, with_terms]
+    size, _ = _sample_memory(kept, queries, targets, dim, with_terms)
+    before = [address_of(work, F32, size), kept, queries, targets, dim, with_terms]
     after = [
         address_of(query, F32, queries, dim),
         address_of(target, I64, queries, targets),
@@ -352,10 +358,11 @@ def _priority(
     width = min(max(MIN_QUERIES, SCRATCH // max(1, size)), MAX_QUERIES, -(-num_queries // 16) * 16)
     share, kept = query.new_empty(size), positions.new_empty(keep)
     log_weight = query.new_empty(keep)
-    call(
+    status = call(
         "tapas_priority",
         *table_arguments(weight),
         address_or_none(rows.bias, weight.dtype, weight.shape[0]),
+        weight.shape[0],
         address_of(positions, I64, size),
         address_of(ids, I64, size),
         address_of(log_q, F32, size),
@@ -374,7 +381,16 @@ def _priority(
         kept.data_ptr(),
         log_weight.data_ptr(),
     )
+    _check_range(status, weight)
     return share, kept, log_weight
+
+
+def _check_range(status: int, weight: Tensor) -> None:
+    if status:
+        raise UsageError(
+            f"a pool has classes beyond the {weight.shape[0]:,} rows of its table. Keep as many "
+            "rows as the head has classes."
+        )
 
 
 def batch_score(rows: PoolRows, query: Tensor, *, temperature: float) -> Tensor:
@@ -383,10 +399,11 @@ def batch_score(rows: PoolRows, query: Tensor, *, temperature: float) -> Tensor:
     positions = rows.positions.contiguous()
     size = positions.shape[0]
     score = query.new_empty(size)
-    call(
+    status = call(
         "tapas_batch_score",
         *table_arguments(weight),
         address_or_none(rows.bias, weight.dtype, weight.shape[0]),
+        weight.shape[0],
         address_of(positions, I64, size),
         size,
         address_of(query, F32, query.shape[0], weight.shape[1]),
@@ -395,6 +412,7 @@ def batch_score(rows: PoolRows, query: Tensor, *, temperature: float) -> Tensor:
         torch.get_num_threads(),
         score.data_ptr(),
     )
+    _check_range(status, weight)
     return score
 
 

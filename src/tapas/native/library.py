@@ -11,7 +11,7 @@ from torch import Tensor
 
 INTERFACE = 10  # increase it with every change of SIGNATURES, here and in kernels.cpp
 ADDRESS, SIZE, NUMBER, FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-OUT_OF_MEMORY = -(1 << 63)
+OUT_OF_MEMORY, OUT_OF_RANGE = -(1 << 63), -2
 TABLE = [ADDRESS, FLAG, SIZE]  # rows, whether bfloat16, D
 PLAIN = (Tensor, torch.nn.Parameter)
 SIGNATURES = {
@@ -36,11 +36,11 @@ SIGNATURES = {
         ctypes.c_uint64, ADDRESS, SIZE, SIZE, ADDRESS, SIZE, SIZE, SIZE, *[ADDRESS] * 3,
     ],
     "tapas_priority": [
-        *TABLE, *[ADDRESS] * 4, SIZE, ADDRESS, SIZE, ADDRESS, SIZE, NUMBER, SIZE, FLAG, ADDRESS,
-        NUMBER, SIZE, *[ADDRESS] * 3,
+        *TABLE, ADDRESS, SIZE, *[ADDRESS] * 3, SIZE, ADDRESS, SIZE, ADDRESS, SIZE, NUMBER, SIZE,
+        FLAG, ADDRESS, NUMBER, SIZE, *[ADDRESS] * 3,
     ],
     "tapas_batch_score": [
-        *TABLE, ADDRESS, ADDRESS, SIZE, ADDRESS, SIZE, NUMBER, FLAG, ADDRESS,
+        *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, ADDRESS, SIZE, NUMBER, FLAG, ADDRESS,
     ],
     "tapas_top": [
         *TABLE, ADDRESS, SIZE, ADDRESS, SIZE, SIZE, ADDRESS, ADDRESS, FLAG, ADDRESS, ADDRESS,
@@ -74,13 +74,14 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str]:
         )
     try:
         library = ctypes.CDLL(str(found))
-        for name, types in SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = types, SIZE
-    except (OSError, AttributeError) as error:
+    except OSError as error:
         return None, f"absent: {found.name} cannot be loaded ({error})."
-    if library.tapas_interface() != INTERFACE:
+    names = {"tapas_interface", "tapas_usable", *SIGNATURES}
+    if not all(hasattr(library, n) for n in names) or library.tapas_interface() != INTERFACE:
         return None, f"absent: {found.name} is of another version. Install tapas-softmax again."
+    for name, types in SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, SIZE
     if not library.tapas_usable():
         return None, "absent: this CPU has no AVX2 and FMA instructions."
     return library, "in use on CPUs"

@@ -70,14 +70,16 @@ static inline void read_targets(const BiasedTable& from, const int64_t* ids, con
   }
 }
 
-// Cost of each target of one query, -log of its share in the partition sum; 0 for padding. `rest`
-// is the share of the kept classes, own[l] that of a target if it counts.
-static inline void costs_of(const float* positive, const char* counted, int64_t per_query,
-                            float log_sum, float* cost, float* rest, float* own) {
+// Cost of each target of one query, -log of its share in the partition sum; 0 for padding, whose
+// `at` is negative, and inf for a target with a score of -inf. `rest` is the share of the kept
+// classes, own[l] that of a target if it counts.
+static inline void costs_of(const float* positive, const int64_t* at, const char* counted,
+                            int64_t per_query, float log_sum, float* cost, float* rest,
+                            float* own) {
   if (per_query == 1 && !counted) {
     // computed from the difference: that of two large logarithms would lose digits
     const float z = log_sum - positive[0], small = std::exp(-std::fabs(z));
-    const bool padding = positive[0] == -INFINITY;
+    const bool padding = at[0] < 0;
     cost[0] = padding ? 0.0f : std::max(z, 0.0f) + std::log1p(small);
     *rest = padding ? 0.0f : (z > 0.0f ? 1.0f : small) / (1.0f + small);
     if (z != z && !padding) cost[0] = *rest = z;
@@ -95,7 +97,7 @@ static inline void costs_of(const float* positive, const char* counted, int64_t 
   *rest = std::exp(log_sum - shift) / total;
   for (int64_t l = 0; l < per_query; ++l) {
     const bool counts = !counted || counted[l];
-    cost[l] = positive[l] == -INFINITY ? 0.0f : partition - positive[l];
+    cost[l] = at[l] < 0 ? 0.0f : partition - positive[l];
     own[l] = counts ? std::exp(positive[l] - shift) / total : 0.0f;
   }
 }

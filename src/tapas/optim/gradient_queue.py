@@ -252,7 +252,8 @@ class GradientQueue(nn.Module):
             found.insert(0, (self._summed.times(self._factor(float(grad))), None))
         self._summed, square = sum_rows(found, self.rows.num_rows)
         self._applied = False
-        grad.fill_(math.sqrt(self.rows.sum_over_ranks(square, self._formula)))
+        norm = math.sqrt(self.rows.sum_over_ranks(square, self._formula))
+        grad.fill_(norm if norm <= torch.finfo(grad.dtype).max else math.inf)
         self._norm, self._grad = float(grad), weakref.ref(grad)
 
     def _formula(self) -> str:

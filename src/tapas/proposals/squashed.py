@@ -124,7 +124,7 @@ def _sparse_counts(counts: SparseCounts, num_classes: int | None) -> tuple[Tenso
     if is_sparse(counts):
         if num_classes is None:
             raise UsageError("sparse counts (ids, counts) need num_classes=...")
-        check_positive("num_classes", num_classes)
+        num_classes = check_positive("num_classes", num_classes)
         ids, seen = torch.as_tensor(counts[0]).cpu(), _check_counts(counts[1])
         ids = check_ids("count ids", ids, num_classes)
         if ids.shape != seen.shape:

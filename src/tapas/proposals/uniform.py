@@ -17,7 +17,7 @@ class Uniform(FloorAndHeadProposal):
     """Draws every class with the same probability. Stores nothing."""
 
     def __init__(self, num_classes: int):
-        self.num_classes = check_positive("num_classes", num_classes)
+        self.num_classes = num_classes = check_positive("num_classes", num_classes)
         self._parts = floor_and_head(
             num_classes,
             NOTHING.long(),

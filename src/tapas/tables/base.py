@@ -13,7 +13,14 @@ from tapas.errors import UsageError
 from tapas.exact_state import ExactState
 from tapas.optim.gradient_queue import GradientQueue
 from tapas.optim.row_store import RowGradients, RowStore
-from tapas.shapes import check_ids, check_integer, check_positive, check_query, check_shape
+from tapas.shapes import (
+    check_ids,
+    check_int,
+    check_integer,
+    check_positive,
+    check_query,
+    check_shape,
+)
 from tapas.tables.gradients import StoredRows, lookup, sampled_costs, sampled_logits
 from tapas.tables.placement import RowRange
 from tapas.tables.ranks import ONE_PROCESS, GlobalBatch, Ranks
@@ -101,8 +108,8 @@ class ClassTable(RowStore, ExactState, ABC):
         with self.ranks.share_errors():
             self._refuse_backward()
             flat = check_integer("ids", ids).to(self.device).reshape(-1)
-            if not isinstance(padding_idx, int | None):
-                raise UsageError(f"padding_idx must be an integer, got {padding_idx!r}.")
+            if padding_idx is not None:
+                padding_idx = check_int("padding_idx", padding_idx)
             position = None if padding_idx is None else (flat != padding_idx).nonzero()[:, 0]
             real = check_ids("ids", flat if position is None else flat[position], self.num_classes)
             weight, bias = lookup(self, real, biases=return_bias)

@@ -159,7 +159,8 @@ def chunks(num_rows: int, num_queries: int) -> list[tuple[int, int]]:
 
 def _scores(weight: Tensor, bias: Tensor | None, query: Tensor, start: int, stop: int) -> Tensor:
     rows = weight[start:stop].float().t()
-    return query @ rows if bias is None else torch.addmm(bias[start:stop].float(), query, rows)
+    with torch.autocast(query.device.type, enabled=False):
+        return query @ rows if bias is None else torch.addmm(bias[start:stop].float(), query, rows)
 
 
 def _topk_of_block(

@@ -75,7 +75,8 @@ def sampled_costs(
 ) -> Tensor:
     """(B, L) -log p of each target, or `factor` times their sum; see `ClassTable.sampled_costs`."""
     if not native.readable(rows.weight, query):
-        costs = target_costs(*sampled_logits(queue, rows, query, target, kept), counted)
+        positive, log_sum = sampled_logits(queue, rows, query, target, kept)
+        costs = target_costs(positive, log_sum, counted, target < 0)
         return costs if factor is None else costs.sum() * factor
     result = native.COSTS if factor is None else native.LOSS
     found: Tensor = _Sampled.apply(  # type: ignore[no-untyped-call]
@@ -130,11 +131,8 @@ class _Sampled(torch.autograd.Function):
                 loss=loss,
                 factor=factor,
             )
-        except native.BadValuesError:
-            raise UsageError(
-                f"ids of targets or candidates are not below {len(rows.weight)} or do not ascend, "
-                "or a query holds NaN or inf."
-            ) from None
+        except native.BadValuesError as error:
+            raise UsageError(f"{error}.") from None
         ctx.sizes = found[1:]
         ctx.save_for_backward(query, target, kept.ids, found.work)
         if loss is not None:

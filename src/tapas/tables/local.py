@@ -76,7 +76,8 @@ class LocalTable(ClassTable):
         device: torch.device | str | None = None,
         independent_ranks: bool = False,
     ):
-        super().__init__(check_positive("num_classes", num_classes), check_positive("dim", dim))
+        num_classes, dim = check_positive("num_classes", num_classes), check_positive("dim", dim)
+        super().__init__(num_classes, dim)
         if dtype not in (torch.float32, torch.bfloat16):
             raise UsageError(f"dtype must be float32 or bfloat16, got {dtype}.")
         self._row_optimizer = check_row_optimizer(row_optimizer)

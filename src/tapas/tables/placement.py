@@ -28,8 +28,8 @@ class Placement:
     """
 
     def __init__(self, num_classes: int, num_shards: int, *, seed: int = 0, kind: str = "random"):
-        self.num_classes = check_positive("num_classes", num_classes)
-        self.num_shards = check_positive("num_shards", num_shards)
+        self.num_classes = num_classes = check_positive("num_classes", num_classes)
+        self.num_shards = num_shards = check_positive("num_shards", num_shards)
         if num_shards > num_classes:
             raise UsageError(
                 f"cannot spread {num_classes} classes over {num_shards} shards. Use at most "

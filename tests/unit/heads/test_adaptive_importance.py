@@ -2,6 +2,7 @@
 
 import io
 import math
+from statistics import fmean
 
 import pytest
 import torch
@@ -128,17 +129,17 @@ def run(head, steps):
 
 
 def test_a_flat_model_draws_as_few_as_allowed_and_a_peaked_one_as_many():
-    # a rate so small that Q stays uniform
-    flat, peaked = (make(num_samples=24, min_ess=5.5, rate=1e-9, peaked=4.0) for _ in range(2))
+    """Of 30 seeds, 11 to 22 draws, 16 ± 2.6: the mean of five is below 12 once in 3,000."""
+    options = {"num_samples": 24, "min_ess": 5.5, "peaked": 4.0}
+    flat, *peaked = (make(rate=1e-9, seed=seed, **options) for seed in range(6))  # Q stays uniform
     with torch.no_grad():
         flat.table.weight.zero_()
         flat.table.bias.zero_()
     assert int(flat.num_drawn) == 24
     assert run(flat, 4) == 12  # at most half as many after one refresh
     assert run(flat, 8) == 6
-    assert run(peaked, 40) >= 3 * 6
-    follows = make(num_samples=24, min_ess=5.5, rate=0.1, peaked=4.0)
-    assert run(follows, 80) < 16  # the same model, once Q knows it
+    assert fmean(run(head, 40) for head in peaked) > 2 * 6
+    assert run(make(rate=0.1, **options), 80) < 10  # the same model, once Q knows it
 
 
 def test_the_number_of_draws_changes_only_in_refreshes_and_grows_again():

@@ -6,6 +6,7 @@ test_options.py, mistakes with optimizers in tests/torch_usage.
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -98,9 +99,15 @@ WRONG = [  # a call, and the start of its error; the full text if it ends in a f
     *(
         (
             lambda value=value: head(temperature=lambda step: value)(QUERY, TARGET),
-            f"temperature must be a finite number above 0, got {value!r}.",
+            f"temperature must be between 1e-06 and 1e+06, got {value!r}.",
         )
-        for value in (0.0, -1.0, float("nan"), None)
+        for value in (0.0, -1.0, float("nan"), None, 1e-39, 1e39)
+    ),
+    (lambda: tapas.Uniform(2**63), f"num_classes must be at most 2^62, got {2**63}."),
+    (lambda: head(ignore_index=1.5), "ignore_index must be an integer, got 1.5."),
+    (
+        lambda: head().table.lookup(TARGET, padding_idx="x"),
+        "padding_idx must be an integer, got 'x'.",
     ),
     (lambda: head().table.rows([1, 2]), "ids must be a torch.Tensor, got list"),
     (lambda: tapas.Mixture("ab"), "the parts of a mixture must be proposals, got 'a'."),
@@ -125,6 +132,37 @@ def test_what_is_wrong_is_named_with_its_cure(call, words):
     whole = "$" if words.endswith(".") else ""
     with pytest.raises((tapas.UsageError, tapas.DataError), match="^" + re.escape(words) + whole):
         call()
+
+
+@pytest.mark.parametrize("selection", ["priority", "top"])
+def test_rows_that_were_cut_off_are_not_read(selection):
+    """A table that a user has pruned, with 9 rows of 31."""
+    subject = head(selection=selection)
+    for name in ("weight", "bias"):
+        rows = subject.table._parameters[name]
+        rows.data = rows.data[:9].clone()
+    words = "a pool has classes beyond the 9 rows of its table. Keep as many rows as the head has"
+    with pytest.raises(tapas.UsageError, match=words):
+        subject(QUERY, TARGET)
+
+
+def test_rows_whose_memory_was_freed_are_not_read():
+    subject = head()
+    subject.table.weight.untyped_storage().resize_(0)
+    for call in (lambda: subject(QUERY, TARGET), lambda: subject.topk(QUERY, 2)):
+        with pytest.raises(tapas.UsageError, match=r"the memory of rows \(31, 4\) was freed"):
+            call()
+
+
+def test_numpy_integers_are_sizes():
+    three = np.int64(C)
+    assert tapas.Uniform(three).sample(3, generator=tapas.rng.stream(0)).ids.shape == (3,)
+    counts = (np.array([1, 2]), np.array([3, 4]))
+    assert tapas.Squashed(counts, num_classes=three).num_classes == C
+    subject = tapas.TapasSoftmax(three, np.int32(D), num_samples=np.int64(5), seed=np.int64(1))
+    assert subject(QUERY, TARGET).isfinite()
+    found = subject.table.lookup(torch.tensor([-1, 3]), padding_idx=np.int64(-1))
+    assert found[0].tolist() == [0] * D
 
 
 def test_rows_that_could_not_be_cast_are_as_they_were():

@@ -208,7 +208,7 @@ def div_value(value):
 
 
 def temperature(value):
-    return f"temperature must be a finite number above 0, got {value!r}."
+    return f"temperature must be between 1e-06 and 1e+06, got {value!r}."
 
 
 BAD = [  # method, option, values, and what is said of one

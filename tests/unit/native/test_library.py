@@ -48,10 +48,7 @@ def test_a_library_of_another_version_is_reported_and_never_called(kind, tmp_pat
     subprocess.run(["cc", "-shared", "-fPIC", source, "-o", file], check=True)
     found, words = library.load(tmp_path)
     assert found is None
-    if names:
-        assert words == (f"absent: {file.name} is of another version. Install tapas-softmax again.")
-    else:
-        assert "undefined symbol: tapas_log_sum" in words
+    assert words == f"absent: {file.name} is of another version. Install tapas-softmax again."
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="no compiler")

@@ -192,7 +192,8 @@ def test_ids_out_of_range_and_queries_that_are_not_finite_are_reported(bad):
         ids[3] = ids[2]
     else:
         query[4, 1] = float(bad)
-    with pytest.raises(native.BadValuesError):
+    words = "a query holds NaN or inf" if bad in ("nan", "inf") else f"are not below {N}, or do"
+    with pytest.raises(native.BadValuesError, match=words):
         run(weight, bias, query, target, ids, log_q)
 
 

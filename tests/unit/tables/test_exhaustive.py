@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from oracle.tables import top
 
+import tapas.native as native
 from tapas import LocalTable
 from tapas.rng import stream
 from tapas.tables import exhaustive
@@ -69,6 +70,15 @@ def test_more_queries_than_fit_are_ranked_one_class_at_a_time(monkeypatch):
     _, ids = table.topk(query, 31)
     want = top((query @ table.weight.detach().t()).numpy(), 31)
     np.testing.assert_array_equal(ids.numpy(), want[1])
+
+
+@pytest.mark.parametrize("k", [3, native.MAX_TOPK + 1])
+def test_autocast_changes_nothing(k, kernels):
+    table, query = LocalTable(700, 5), torch.randn(4, 5, generator=stream(0, "q"))
+    want = (*table.topk(query, k), *table.topk_log_prob(query, k), table.log_partition(query))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = (*table.topk(query, k), *table.topk_log_prob(query, k), table.log_partition(query))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 def test_a_class_with_nan_is_ranked_first(monkeypatch):
