@@ -21,6 +21,7 @@ from tapas.native.arguments import (
     table_arguments,
 )
 from tapas.native.library import OUT_OF_RANGE, call
+from tapas.native.work_memory import work_memory
 
 MIN_QUERIES = 64  # normalised at a time
 MAX_QUERIES = 512
@@ -153,7 +154,7 @@ def sampled(
     (num_rows, dim), (num_queries, num_targets) = weight.shape, target.shape
     num_kept = log_q.shape[0]
     size, _ = _sample_memory(num_kept, num_queries, num_targets, dim, with_terms)
-    work = query.new_empty(size)
+    work = work_memory(size)
     status = call(
         "tapas_sampled",
         *table_arguments(weight),
