@@ -28,6 +28,7 @@ LAYERS = [
         "version",
         "torch_modes",
         "permutation",
+        "ragged",
         "regular_file",
         "atomic_file",
         "checksums",
@@ -40,6 +41,7 @@ LAYERS = [
     {"proposals", "selection", "losses", "metrics", "encoders", "data"},
     {"optim"},
     {"tables"},
+    {"mixture"},
     {"heads", "distributed", "checkpoints", "evaluation", "retrieval"},  # strangers to each other
     {"training"},
     {"servers", "comparison"},

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from oracle.command_line import TINY, invoke, write_chain
+from oracle.command_line import PLAIN, TINY, invoke, write_chain
 
 
 @pytest.fixture
@@ -17,7 +17,8 @@ def at(tmp_path, monkeypatch):
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     file = write_chain(folder / "log.parquet", num_users=10, num_items=30)
-    done = invoke("train", file, "--out", folder / "run", "--cache", folder / "cache", *TINY)
+    to = ("--out", folder / "run", "--cache", folder / "cache")
+    done = invoke("train", file, *to, *TINY, *PLAIN)
     assert done.returncode == 0, done.stderr
     return folder / "run"
 

@@ -112,7 +112,7 @@ def test_skipped_rows_are_counted(at):
     (at / "x.csv").write_text(events(row4="u1,2,yesterday", row7=",2,soon", row9=",2,5"))
     done = invoke(
         "train", "x.csv", "--skip-bad-rows", "--split", "last", "--out", "out", "--cache", "cache",
-        *TINY, "--set", "model.history=201", "--set", "model.layers=21",
+        *TINY, "--encoder", "gru", "--set", "model.history=201", "--set", "model.layers=21",
     )  # fmt: skip
     assert done.returncode == 0
     slow = r"Slow: model\.history is 201, but no user has more than \d+ events\. A smaller one "

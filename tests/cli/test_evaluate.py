@@ -69,13 +69,13 @@ def test_points_are_written_and_lists_made_from_them_are_judged(runs):
 
 
 def test_json_has_todays_fields_and_what_was_found(runs):
-    known = ("evaluate", "run-a", "--points", "known.csv", "--json", "--limit", 12)
+    known = ("evaluate", "run-a", "--points", "known.csv", "--json", "--users", 12)
     found = json.loads(invoke(*known).stdout)
     assert found == {"events": found["events"], "users": 12, "out": "known.csv"}
     frame = pl.read_csv("known.csv")
     assert frame.filter("judged")["user"].n_unique() == 12
     popular_lists(frame, "mine.csv")
-    done = invoke("evaluate", "run-a", "--json", "--limit", 12, "--against", "mine.csv")
+    done = invoke("evaluate", "run-a", "--json", "--users", 12, "--against", "mine.csv")
     found = json.loads(done.stdout)
     assert list(found) == ["step", "part", "exclude_seen", "num_targets", "scores", "lead", "split",
                            "steps", "lists", "verdict", "advice"]  # fmt: skip
@@ -122,7 +122,7 @@ def test_a_split_with_fewer_than_ten_users_is_refused_with_a_cure_that_works(at)
     done = invoke(*train, "--split", "last")
     assert done.returncode == 0, done.stderr
     assert "14 users, one point each" in invoke("evaluate", "run").stdout
-    done = invoke("evaluate", "run", "--limit", 2)
+    done = invoke("evaluate", "run", "--users", 2)
     assert done.stdout.startswith("2 users are too few to say who is better: at least 10 are need")
     for word in ("±", "inf", "nan", "significant"):
         assert word not in done.stdout

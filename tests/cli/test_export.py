@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from oracle.command_line import ENVIRONMENT, TINY, invoke, last_line, names, write_chain
+from oracle.command_line import ENVIRONMENT, PLAIN, TINY, invoke, last_line, names, write_chain
 
 from tapas.retrieval import faiss_index
 from tapas.training import export
@@ -25,7 +25,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     file = write_chain(folder / "log.parquet", num_users=30, num_items=90)
     flags = ("--rare", "fold", "--min-count", 8, "--cache", folder / "cache")
-    done = invoke("train", file, "--out", folder / "run", *TINY, *flags)
+    done = invoke("train", file, "--out", folder / "run", *TINY, *PLAIN, *flags)
     assert done.returncode == 0, done.stderr
     return folder / "run"
 
@@ -62,7 +62,9 @@ def test_the_programs_of_the_readme_find_what_recommend_finds(run, at):
     readme = (at / "shop" / "README.txt").read_text()
     assert "All rare items together have one number." in readme
     record = json.loads((at / "shop" / "export.json").read_text())
-    without_index = export_readme(record["step"], record, index=None, has_rare=True)
+    without_index = export_readme(
+        record["step"], record, index=None, has_rare=True, has_counts=False
+    )
     keys = json.loads((at / "shop" / "index.keys.json").read_text())
     known = sorted(key for key in keys if key is not None)
     histories = [known[:1], known[3:9], known]  # the last is longer than the model's history

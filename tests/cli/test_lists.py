@@ -265,8 +265,8 @@ def test_keys_with_tabs_and_line_breaks_stay_on_their_line(at):
 
 @pytest.mark.parametrize("name", ["head.table.weight", "input_table.weight", "encoder.out.bias"])
 def test_a_model_with_nan_is_refused_by_name(run, monkeypatch, name):
-    def load_diverged(folder, step=None):
-        model, step = load_model(folder, step)
+    def load_diverged(folder, step=None, **options):
+        model, step = load_model(folder, step, **options)
         model.state_dict()[name].view(-1)[-1] = torch.nan
         return model, step
 

@@ -162,11 +162,9 @@ def test_a_name_is_a_name_in_every_path(made, at, name):
     Path(settings).write_text(re.sub("(?m)^files = .*$", lambda _: files, config))
     told = call("train", "--config", settings, "--out", path("2"), "--cache", cache, "--threads", 1)
     commands = pasted(told.stderr, at)
-    assert [words[0] for words in commands] == ["train", "evaluate", "recommend"]
-    for words in commands[1:]:
+    assert [words[0] for words in commands] == ["evaluate", "recommend", "train"]
+    for words in commands:
         call(*(MIXED if word == "..." else word for word in words))
-    again = commands[0][commands[0].index("--config") + 1]
-    assert Path(again).samefile(Path(path("2"), "config.toml"))
 
 
 @pytest.mark.slow

@@ -191,6 +191,6 @@ def test_training_is_refused_before_anything_is_built(tmp_path, monkeypatch):
     file = write_chain(tmp_path / "chain.parquet")
     done = invoke("train", file, "--out", tmp_path / "run", "--cache", tmp_path / "cache")
     assert done.returncode == 1
-    assert "200 classes of 64 dimensions on 1 rank need " in done.stderr
+    assert "200 classes of 128 dimensions on 1 rank need " in done.stderr
     assert "but only 1 MB are free." in done.stderr
     assert not (tmp_path / "run").exists()

@@ -240,9 +240,13 @@ class MultiRankTable:
         self._send("topk", self.no_query, k)
         return self.table.topk(query, k, exclude=exclude)
 
-    def log_partition(self, query):
-        self._send("log_partition", self.no_query)
-        return self.table.log_partition(query)
+    def topk_log_prob(self, query, k, *, exclude=None, scale=1.0):
+        self._send("topk_log_prob", self.no_query, k, scale=scale)
+        return self.table.topk_log_prob(query, k, exclude=exclude, scale=scale)
+
+    def log_partition(self, query, *, scale=1.0):
+        self._send("log_partition", self.no_query, scale=scale)
+        return self.table.log_partition(query, scale=scale)
 
     def select(self, pool, second_pass):
         self._send("select", pool, second_pass)

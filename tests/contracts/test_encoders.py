@@ -32,7 +32,7 @@ def test_a_query_depends_on_no_later_vector(build, changed):
     encoder = build(D)
     x, lengths = sequences()
     other = x.clone()
-    other[:, changed] += 1
+    other[:, changed] += torch.randn(D, generator=stream(0, "change"))
     before, after = encoder(x, lengths), encoder(other, lengths)
     torch.testing.assert_close(before[:, :changed], after[:, :changed])
     assert not torch.allclose(before[:, changed], after[:, changed])
@@ -73,8 +73,8 @@ def test_initial_weights_depend_only_on_the_seed(build):
     first, second, other = build(D, seed=1), build(D, seed=1), build(D, seed=2)
     pairs = list(zip(first.parameters(), second.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in pairs)
-    matrices = zip(first.parameters(), other.parameters(), strict=True)
-    assert all(not torch.equal(a, b) for a, b in matrices if a.dim() > 1)
+    drawn = zip(first.parameters(), other.parameters(), strict=True)
+    assert all(not torch.equal(a, b) for a, b in drawn if a.dim() > 1 and bool(a.any()))
 
 
 def test_dropout_draws_only_from_the_generator_that_is_passed(build):
@@ -120,13 +120,28 @@ def test_the_gru_takes_hidden_units_and_layers():
     assert encoder.gru.weight_hh_l1.shape == (33, 11)
 
 
-def test_a_transformer_refuses_heads_and_positions_that_do_not_fit():
+def test_a_transformer_refuses_heads_that_do_not_fit():
     with raises_text(
         "dim is 6, which is not divisible by num_heads=4. Make num_heads a divisor of dim."
     ):
         TransformerEncoder(D, num_heads=4)
-    with raises_text(
-        "x has 7 positions, but the encoder was built for 4. Pass only the last ones, or build it "
-        "with a larger window."
-    ):
-        TransformerEncoder(D, window=4)(*sequences())
+
+
+def test_a_transformer_knows_how_far_back_an_item_is_and_not_where_a_history_begins():
+    encoder = TransformerEncoder(D)
+    torch.nn.init.normal_(encoder.distance, generator=stream(0, "distance"))
+    x, _ = sequences()
+    turned = x.clone()
+    turned[:, [0, 1]] = x[:, [1, 0]]
+    length = torch.full((B,), T)
+    assert not torch.allclose(encoder(x, length)[:, -1], encoder(turned, length)[:, -1])
+    one = TransformerEncoder(D, num_layers=1)
+    one.distance.data[:, 1:] = -1e9  # sees only the item itself
+    torch.testing.assert_close(one(x, length)[:, 3:], one(x[:, 3:], length - 3))
+
+
+def test_distances_far_back_share_a_number():
+    bucket = TransformerEncoder(D, num_heads=1)
+    bucket.distance.data = torch.arange(20.0)[None]
+    back = torch.tensor([0, 1, 7, 8, 9, 10, 16, 64, 10**6])
+    assert bucket._bias(back, torch.tensor(0)).tolist()[0] == [0, 1, 7, 8, 8, 9, 12, 19, 19]

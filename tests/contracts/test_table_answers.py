@@ -126,9 +126,29 @@ def test_log_partition_is_exact(make):
         torch.testing.assert_close(table.log_partition(query), want)
 
 
+@pytest.mark.parametrize("scale", [0.25, 1.0, 1.5])
+def test_log_probabilities_are_those_of_the_softmax_of_scaled_logits(make, scale):
+    """Over all classes, excluded or not; the best classes are the same at any scale."""
+    table = make(SGD.fused(lr=1.0))
+    set_rows(table, draw(C, D, name="rows"), draw(C, name="bias"))
+    query = draw(B, D)
+    rows = [part.tolist() for part in table.rows(torch.arange(C))]
+    logits = np.array(logit(query.tolist(), *rows))
+    log_sum = np.array([log_sum_exp(scale * row) for row in logits])
+    np.testing.assert_allclose(table.log_partition(query, scale=scale), log_sum, rtol=1e-5)
+    exclude = torch.tensor([[3, 4], [-1, 30], [-1, -1], [0, 0], [9, -1]])
+    for barred in (None, exclude):
+        want, ids = top(logits, 5, barred)
+        score, found = table.topk_log_prob(query, 5, exclude=barred, scale=scale)
+        assert torch.equal(found, table.topk(query, 5, exclude=barred)[1])
+        np.testing.assert_array_equal(found.numpy(), ids)
+        np.testing.assert_allclose(score, scale * want - log_sum[:, None], rtol=1e-4, atol=1e-5)
+
+
 def test_topk_and_log_partition_of_no_query_are_empty(make):
     table = make()
     assert [part.shape for part in table.topk(draw(0, D), 3)] == [(0, 3), (0, 3)]
+    assert [part.shape for part in table.topk_log_prob(draw(0, D), 3, scale=2.0)] == [(0, 3)] * 2
     assert table.log_partition(draw(0, D)).shape == (0,)
 
 

@@ -61,7 +61,7 @@ def configs(file):
             optimizer=OptimizerConfig(rows="lazy-adam", rows_lr=0.01),
             loop=replace(LOOP, batch=1),  # all ranks but one have no examples
         ),
-        "copy part": replace(plain, model=replace(plain.model, copy=True)),
+        "counting parts": replace(plain, model=replace(plain.model, copy=True, follow=True)),
     }
 
 
@@ -78,7 +78,7 @@ def train_on_ranks(ranks, file, folder):
 def refuse_the_folder(ranks, file, folder):
     """The error on each rank if rank 0 finds that the folder is in use."""
     with pytest.raises(TapasError) as error:
-        session.train(configs(file)["copy part"], folder, cache=folder / "cache", ranks=ranks)
+        session.train(configs(file)["counting parts"], folder, cache=folder / "cache", ranks=ranks)
     return f"{type(error.value).__name__}: {error.value}"
 
 

@@ -31,6 +31,15 @@ ENVIRONMENT = {
 }
 DAY = 86_400
 TINY = ("--threads", 1, "--steps", 4, "--dim", 4, "--batch", 4, "--set", "loop.evaluate_every=2")
+# settings that `tapas train` would choose from the log, for tests that look at parts of the model
+PLAIN = (
+    "--encoder", "gru", "--no-copy", "--no-follow", "--method", "tapas", "--presample-factor", 8,
+    *(word for setting in (
+        "model.inputs=own", "model.layers=1", "optimizer.rows=rowwise-adagrad",
+        "optimizer.rows_lr=0.1", "optimizer.warmup=0", "optimizer.schedule=constant",
+        "loop.exclude_seen=false",
+    ) for word in ("--set", setting)),
+)  # fmt: skip
 
 
 def commands(group: Any, name: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

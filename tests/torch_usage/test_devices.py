@@ -11,6 +11,7 @@ from forked import Forked
 from second_device import NAME, use_second_device
 from torch import nn
 from torch_usage.reference import C, Dense, batch, head_of, layer
+from unit.training import test_model as sequences
 
 import tapas
 from tapas.optim import Adagrad, Combined, LazyAdam, RowwiseAdagrad
@@ -193,3 +194,17 @@ def _other_device_is_named():
 
 def test_a_query_on_another_device_than_the_rows_is_refused():
     alone(_other_device_is_named)
+
+
+def _counting_parts_stay_where_they_are():
+    found, every = [], torch.arange(sequences.C).expand(3, -1)
+    for device in ON:
+        model = sequences.build("mean").to(device)
+        after = model.predict(sequences.ITEMS, sequences.LENGTHS, sequences.AGES)
+        best = after.topk(4, torch.tensor([[3], [-1], [7]]).to(device))
+        found.append([part.cpu() for part in (*best, after.log_prob(every.to(device)))])
+    torch.testing.assert_close(*found)
+
+
+def test_a_model_with_counting_parts_predicts_the_same_on_another_device():
+    alone(_counting_parts_stay_where_they_are)

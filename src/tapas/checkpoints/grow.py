@@ -6,7 +6,7 @@ optimizer state of new rows starts at the initial value of the optimizer.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ class NewRows:
 
     optimizer: RowUpdate | None = None  # gives the initial optimizer state
     initial: Mapping[str, float] = field(default_factory=dict)  # overrides it, by name of the state
-    zero_tables: Collection[str] = ()  # tables whose new rows are 0
     bias: Tensor | None = None  # (new classes,); None: the smallest old bias
 
 
@@ -108,8 +107,7 @@ def with_classes(folder: Path, num_classes: int, new: NewRows, *, least: int = 1
                 if name == "bias" and new.bias is not None:
                     rest = new.bias.to(old.dtype)
                 else:
-                    zero = name == "weight" and prefix in new.zero_tables
-                    rest = _fresh(name, old, num_classes, seed, 0.0 if zero else starts.get(key))
+                    rest = _fresh(name, old, num_classes, seed, starts.get(key))
                 rows[name] = torch.cat([old, rest])
         tables[prefix] = TableRows(RowRange.all_by_id(size), rows)
     for key in new.initial:

@@ -15,6 +15,7 @@ from tapas.cli.torchrun import ranks_of_this_job
 from tapas.errors import UsageError
 from tapas.escapes import shell_path
 from tapas.evaluation.intervals import Interval
+from tapas.evaluation.scores import CUTOFFS, LIST_LENGTH
 from tapas.evaluation.verdict import LEAST_USERS
 
 if TYPE_CHECKING:
@@ -23,14 +24,9 @@ if TYPE_CHECKING:
     from tapas.training.run_folder import RunFolder
 
 COLUMNS = 4  # of a table with intervals that fit into 80 characters
-SHOWN = ("map@20", "recall@20", "ndcg@20", "precision@1")
-LABELS = {
-    "map@20": "MAP@20",
-    "ndcg@20": "NDCG@20",
-    "map@20-hits": "MAP@20 ÷ hits",
-    "mrr@20": "MRR@20",
-    "loss": "softmax loss",
-}
+SHOWN = ("map", "recall", "ndcg")  # of the best k items
+LABELS = {"map@20-hits": "MAP@20 ÷ hits", "loss": "softmax loss"}
+CAPITALS = ("map", "ndcg", "mrr")
 
 
 def evaluate(
@@ -74,7 +70,7 @@ def evaluate(
             "Default: as the run was trained.",
         ),
     ] = None,
-    limit: Annotated[
+    users: Annotated[
         int | None,
         typer.Option(
             min=1,
@@ -82,6 +78,16 @@ def evaluate(
             help="Judge a sample of N users, always the same; `tapas compare` judges that of 3000.",
         ),
     ] = None,
+    k: Annotated[
+        int,
+        typer.Option(
+            "--k",
+            min=1,
+            max=LIST_LENGTH,
+            metavar="N",
+            help="Show metrics of the best N items of each list. --all shows 5, 10 and 20, too.",
+        ),
+    ] = LIST_LENGTH,
     show_all: Annotated[
         bool,
         typer.Option("--all", help="Show all metrics, each with its interval."),
@@ -115,14 +121,15 @@ def evaluate(
         ):
             if points is not None:
                 if ranks.is_main:
-                    _write_points(folders[0], points, on, exclude_seen, limit, as_json)
+                    _write_points(folders[0], points, on, exclude_seen, users, as_json)
                 return
             found = evaluate_runs(
                 folders,
                 split=on,
                 step=step,
                 exclude_seen=exclude_seen,
-                limit=limit,
+                limit=users,
+                cutoffs=sorted({k, *CUTOFFS}),
                 against=against or [],
                 on_progress=lambda done, total: advance(done, total, ""),
                 ranks=ranks,
@@ -155,7 +162,7 @@ def evaluate(
         for words in verdict:
             say(words)
         print_lines("")
-        _print(found, show_all)
+        _print(found, k, show_all)
         print_lines(*after_evaluation(folders[0], found, advice), err=True)
 
 
@@ -216,7 +223,7 @@ def _names(found: "RunsEvaluation") -> dict[str, str]:
     return {name: first if name == "model" and others else name for name in order}
 
 
-def _print(found: "RunsEvaluation", show_all: bool) -> None:
+def _print(found: "RunsEvaluation", k: int, show_all: bool) -> None:
     """Print the points, a table of metrics, one of frequent and rare items, and differences."""
     evaluation, names = found.evaluation, _names(found)
     scores = {shown: evaluation.scores[name] for name, shown in names.items()}
@@ -231,11 +238,12 @@ def _print(found: "RunsEvaluation", show_all: bool) -> None:
             return ""
         return f"{interval.mean:.4f}" if few else interval.plus_minus()
 
+    first, *rest = [*(f"{metric}@{k}" for metric in SHOWN), "precision@1"]
     rows = [
-        [name, cell(each.metrics["map@20"]), *(f"{each.metrics[m].mean:.4f}" for m in SHOWN[1:])]
+        [name, cell(each.metrics[first]), *(f"{each.metrics[m].mean:.4f}" for m in rest)]
         for name, each in scores.items()
     ]
-    print_table(["", *(LABELS.get(name, name) for name in SHOWN)], rows)
+    print_table(["", *map(_label, (first, *rest))], rows)
     if not few:
         say("±: distance to the farther end of the 95 % interval (bootstrap over users).")
     print_lines("")
@@ -243,7 +251,7 @@ def _print(found: "RunsEvaluation", show_all: bool) -> None:
         for start in range(0, len(scores), COLUMNS):
             some = dict(list(scores.items())[start : start + COLUMNS])
             rows = [
-                [LABELS.get(name, name), *(cell(each.metrics.get(name)) for each in some.values())]
+                [_label(name), *(cell(each.metrics.get(name)) for each in some.values())]
                 for name in evaluation.scores["model"].metrics
             ]
             rows.append(["items shown", *(f"{each.coverage:,}" for each in some.values())])
@@ -271,6 +279,14 @@ def _print(found: "RunsEvaluation", show_all: bool) -> None:
             for name, lead in ((name, evaluation.lead[name]) for name in names if name != "model")
         ],
     )
+
+
+def _label(metric: str) -> str:
+    """The name of a metric in tables: MAP, NDCG and MRR in capitals."""
+    if metric in LABELS:
+        return LABELS[metric]
+    name, at, k = metric.partition("@")
+    return (name.upper() if name in CAPITALS else name) + at + k
 
 
 def _bucket_rows(found: "Evaluation", few: bool) -> list[list[str]]:

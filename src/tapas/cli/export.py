@@ -53,8 +53,8 @@ def export(
     index. The effort of an approximate index is raised until it finds enough of the exact lists
     of the model's own histories; if it cannot, no file is written.
 
-    Of a model with model.copy only the softmax part can be exported, without the part that
-    copies from the history, and no folder. A failed export leaves no file.
+    Only a folder has the counting parts of a model (model.copy, model.follow); other files have
+    its softmax part alone. A failed export leaves no file.
     """
     with report_errors():
         from tapas.training.export import check_target, export_model
@@ -66,8 +66,9 @@ def export(
         numbers = written.numbers
         if "part" in numbers:
             status(
-                f"{to} has only the softmax part, not the part that copies from the history "
-                "(model.copy): its lists differ from those of `tapas recommend`."
+                f"{to} has only the softmax part, not the counting parts (model.copy, "
+                "model.follow): its lists differ from those of `tapas recommend`. A folder, a "
+                "--to without an ending, has all parts."
             )
         if as_json:
             print_json({"path": str(to), **numbers})

@@ -12,6 +12,7 @@ from tapas.cli.options import (
 )
 from tapas.cli.terminal import print_json, print_lines, say, status
 from tapas.errors import UsageError
+from tapas.escapes import shell_join
 from tapas.phrases import counted
 
 
@@ -30,7 +31,6 @@ def inspect(
         from tapas.data.description import describe, describe_period, describe_reading
         from tapas.data.prepare import prepare_log
         from tapas.data.source import LogSource, command_options
-        from tapas.training.advice import advise, next_training
 
         if "files" not in log_options:
             raise UsageError("no log given. Try `tapas inspect purchases.parquet`.")
@@ -40,11 +40,9 @@ def inspect(
         for words in describe_reading(log.report):
             status(words)
         found = describe(log)
-        advice = advise(found)
         command = ["tapas", "train", *command_options(log_options), "--out", "run"]
         if as_json:
             report = {"reading": log.report, **dataclasses.asdict(found)}
-            report["advice"] = [dataclasses.asdict(each) for each in advice]
             print_json(report, indent=1, default=str)
             return
         print_lines(
@@ -69,4 +67,4 @@ def inspect(
             *found.remarks,
         ):
             say(words)
-        print_lines(*next_training(command, advice))
+        print_lines(f"Next: {shell_join(command)}")

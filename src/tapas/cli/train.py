@@ -1,5 +1,6 @@
 """`tapas train`: train a model on a log."""
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from tapas.cli.options import (
 )
 from tapas.cli.progress import EvaluationLines, progress_bar, short_loss
 from tapas.cli.stop_request import stop_on_signal
-from tapas.cli.terminal import print_json, print_lines, status, warn_only
+from tapas.cli.terminal import print_json, status, warn_only
 from tapas.cli.torchrun import (
     default_threads,
     mark_started,
@@ -33,16 +34,27 @@ from tapas.cli.torchrun import (
     restarts_of,
     slow_threads,
 )
-from tapas.errors import UsageError
+from tapas.errors import UsageError, choice
 from tapas.escapes import shell_path, shell_word
 from tapas.heads import import_method
 from tapas.heads.own_method import is_own
 from tapas.tables.ranks import Ranks
 from tapas.threads import MOST_THREADS
-from tapas.training.advice import advise_run, next_training, run_again
-from tapas.training.config import JSON, ServiceConfig, build_config, read_toml, without_replaced
+from tapas.training.config import (
+    JSON,
+    PROTOCOLS,
+    ServiceConfig,
+    build_config,
+    names_in,
+    read_toml,
+    without_replaced,
+)
 from tapas.training.run_folder import RECORD, open_run
 from tapas.training.trainer import Progress, TrainResult
+from tapas.training.whole_log import train_whole_log
+
+MOST_MINUTES = 1e6
+LONGEST_NAME = 255  # bytes of a file name
 
 
 @with_log_options
@@ -60,6 +72,14 @@ def train(
         typer.Option(
             metavar="FOLDER",
             help="Continue the run in FOLDER after it was stopped or killed.",
+        ),
+    ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Train a model with the settings and the best length of RUN on its whole log, to "
+            "recommend with. It is not judged: the numbers of RUN are.",
         ),
     ] = None,
     step: Annotated[
@@ -82,22 +102,32 @@ def train(
         str | None,
         typer.Option(
             metavar="mean|gru|transformer",
-            help="Network that turns a history into a query. Default: gru.",
+            help="Network that turns a history into a query. Default: transformer, or mean where "
+            "many items have the same time.",
         ),
     ] = None,
     dim: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Dimensions of the vectors of items. Default: 64.",
+            help="Dimensions of the vectors of items. Default: 128, or 64 for more than 200,000 "
+            "items.",
         ),
     ] = None,
     copy: Annotated[
         bool | None,
         typer.Option(
             "--copy/--no-copy",
-            help="Also learn to copy items from the history of a user, for logs in which items "
-            "repeat. Default: no.",
+            help="Also offer items of the user's history, by how often and how long ago. Default: "
+            "if at least 1 % of the events repeat an item.",
+        ),
+    ] = None,
+    follow: Annotated[
+        bool | None,
+        typer.Option(
+            "--follow/--no-follow",
+            help="Also offer what followed the user's latest items in training, as counted. "
+            "Default: yes.",
         ),
     ] = None,
     method: Annotated[
@@ -105,7 +135,7 @@ def train(
         typer.Option(
             metavar="NAME|MODULE:CLASS",
             help="Training method: a name of `tapas compare --list`, or a class of your own "
-            "(docs/methods.md). Default: tapas.",
+            "(docs/methods.md). Default: full for up to 20,000 items, else tapas.",
         ),
     ] = None,
     num_samples: Annotated[
@@ -136,7 +166,7 @@ def train(
         float | None,
         typer.Option(
             metavar="N",
-            help="Passes over the training events. Default: 10.",
+            help="Passes over the training events. Default: 1 to 30, fewer for longer logs.",
         ),
     ] = None,
     steps: Annotated[
@@ -146,11 +176,19 @@ def train(
             help="Number of training steps, instead of --epochs.",
         ),
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="Train as well as possible in N minutes, reading the log included: the pace is "
+            "measured, and the number of steps fixed by it.",
+        ),
+    ] = None,
     batch: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Number of histories in a batch. Default: 64.",
+            help="Number of histories in a batch. Default: 16 to 512, about 2,000 events.",
         ),
     ] = None,
     split: Annotated[
@@ -160,6 +198,15 @@ def train(
             help="What to hold out for validation and test: the end of the log (time), the last "
             "two events of each user (last), or some users (group). Default: auto, which is time; "
             "last for a log without times, group for text.",
+        ),
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="leave-one-out",
+            help="Judge as published tables do: the last event of each user for test, the one "
+            "before it for validation, the next item only, without items that the user had, and "
+            "events of equal time in the order of the file (docs/training.md).",
         ),
     ] = None,
     seed: Annotated[
@@ -263,7 +310,7 @@ def train(
             import_method(own)
         flags: Layer = {
             "log": log_options,
-            "model": {"encoder": encoder, "dim": dim, "copy": copy},
+            "model": {"encoder": encoder, "dim": dim, "copy": copy, "follow": follow},
             "head": {
                 "method": method,
                 "num_samples": num_samples,
@@ -285,9 +332,11 @@ def train(
         if resume is not None:
             if own is not None:
                 del flags["head"]["method"]
-            _refuse_with_resume(
-                flags, out=out, config=config, cache=cache, set=settings, threads=threads
-            )
+            _refuse_beside(
+                "--resume continues a run with its saved settings", flags, like=like, out=out,
+                config=config, cache=cache, set=settings, threads=threads, protocol=protocol,
+                minutes=minutes,
+            )  # fmt: skip
             folder, built = resume, None
             run = open_run(resume)
             saved, num_threads = run.config, run.num_threads
@@ -300,6 +349,18 @@ def train(
             changed = _changed(service, other) if other else None
             service = changed or service
             go = partial(_run_of(service).resume, resume, step=step, service=changed)
+        elif like is not None:
+            if out is None:
+                raise UsageError("name a folder for the new run with --out FOLDER.")
+            _refuse_beside(
+                "--like trains with the settings of a run", flags, config=config, cache=cache,
+                set=settings, protocol=protocol, minutes=minutes, step=step,
+            )  # fmt: skip
+            folder, built = out, None
+            example = open_run(like)
+            service, num_threads = example.config.service, threads or default_threads()
+            torch.set_num_threads(num_threads)
+            go = partial(train_whole_log, example, out)
         else:
             if out is None:
                 raise UsageError("name a folder for the run with --out FOLDER.")
@@ -308,6 +369,10 @@ def train(
             if epochs is not None and steps is None:
                 flags["loop"]["steps"] = None  # those of a TOML file
             given = [flags, parse_settings(settings or [])]
+            if minutes is not None:
+                _check_minutes(minutes, epochs=epochs, steps=steps, servers=servers)
+            if protocol is not None:
+                given.insert(0, choice("protocol", protocol, PROTOCOLS))
             tables = read_toml(config) if config is not None else {}
             wanted = [without_replaced(tables, *given), *given]
             if not any(layer.get("log", {}).get("files") for layer in wanted):
@@ -316,7 +381,12 @@ def train(
                 )
             folder, built = out, build_config(*wanted)
             service = built.service
-            go = partial(_run_of(service).train, built, out, cache=cache_folder(cache))
+            go = partial(
+                _run_of(service).train, built, out, cache=cache_folder(cache),
+                given=names_in(*wanted),
+            )  # fmt: skip
+            if minutes is not None:
+                go = partial(go, seconds=60 * minutes)
             num_threads = threads or default_threads()
             torch.set_num_threads(num_threads)
         with (
@@ -424,21 +494,40 @@ def _report(
     if outcome.reason == "interrupted":
         status(f"Continue with `tapas train --resume {shell_path(folder)}{again}`.")
         return
-    run = open_run(folder)
-    if advice := advise_run(run):
-        print_lines(*next_training(run_again(run), advice, first="Try"), err=True)
     named = f"{shell_path(folder)}{again}"
-    status(f"Next: `tapas evaluate {named}`, `tapas recommend {named} --user ...`.")
+    recommend = f"`tapas recommend {named} --user ...`"
+    if outcome.best is None:  # it is not judged
+        status(f"Next: {recommend}.")
+        return
+    whole = folder.with_name(f"{folder.name}-whole")
+    if len(os.fsencode(whole.name)) > LONGEST_NAME:
+        whole = folder.with_name("whole")
+    again = shell_path(whole)
+    status(f"Next: `tapas evaluate {named}`, {recommend}.")
+    status(f"To learn from the held-out events, too: `tapas train --like {named} --out {again}`.")
 
 
-def _refuse_with_resume(flags: Layer, **others: object) -> None:
-    """Refuse settings beside --resume: the run would not end as one that was never stopped."""
+def _check_minutes(minutes: float, **others: object) -> None:
+    """Refuse a time that is no time, and what else says how long to train."""
+    if not 0 < minutes < MOST_MINUTES:
+        raise UsageError(
+            f"--minutes must be above 0 and below {MOST_MINUTES:,.0f}, got {minutes:g}."
+        )
+    for name, value in others.items():
+        if value is not None and name == "servers":
+            raise UsageError(
+                "--minutes measures the pace of this process, and --servers trains in others. Use "
+                "--epochs or --steps."
+            )
+        if value is not None:
+            raise UsageError(f"--minutes and --{name} both say how long to train. Use one of them.")
+
+
+def _refuse_beside(what: str, flags: Layer, **others: object) -> None:
+    """Refuse settings beside --resume and --like, whose settings are those of a run."""
     named = {"files": "LOG", "kind": "--split"}
     given = [name for table in flags.values() for name in table]
     given += [name for name, value in others.items() if value is not None]
     if given:
         words = [named.get(name, f"--{name.replace('_', '-')}") for name in given]
-        raise UsageError(
-            f"--resume continues a run with its saved settings; {', '.join(words)} cannot be "
-            "changed."
-        )
+        raise UsageError(f"{what}; {', '.join(words)} cannot be changed.")

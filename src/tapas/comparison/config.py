@@ -82,10 +82,10 @@ class CompareConfig:
                 f"trials must be at most {MOST_TRIALS}, got {self.trials}: there are no more "
                 "settings in the fixed list of every method."
             )
-        if self.model.copy:
+        if self.model.copy or self.model.follow:
             raise UsageError(
-                "model.copy mixes copies into the softmax, which few methods can. Leave it "
-                "out: methods are compared without."
+                "model.copy and model.follow mix counts into the lists of every method. Leave "
+                "them out: methods are compared without."
             )
         for contender in by_name(self.contenders):
             if self.model.inputs == "shared" and not issubclass(contender.kind, FlatHead):

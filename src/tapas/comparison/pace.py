@@ -22,11 +22,9 @@ from tapas.comparison.runs import CompareRun, OpenedLog, build_run, known_scores
 from tapas.errors import UsageError
 from tapas.peak_memory import forget_peak, peak_bytes
 from tapas.training.step import step
+from tapas.training.time_budget import WARM_UP, mean_step
 
-WARM_UP = 3  # steps that are not counted
-LEAST = 3  # steps that are
 SHORTEST, LONGEST = 1e-7, 1e6  # seconds that a step can take
-PATIENCE = 4  # times the seconds of a turn; a slower contender gets fewer steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +101,6 @@ def _take_turn(
     found["step_seconds"].append(round(mean_step(take, config.pace_seconds, warm_up), 7))
     found["peak_bytes"] = peak_bytes()
     found["scores_per_example"] = known_scores(parts.model.head)
-
-
-def mean_step(take: Callable[[int], float], seconds: float, warm_up: int = WARM_UP) -> float:
-    """Mean time of the steps that fit into `seconds`, after a warm-up; `take(i)` runs step i.
-
-    At least 3 steps are counted, unless they take more than 4 times `seconds`.
-    """
-    warm = 0.0
-    for number in range(warm_up):
-        warm += take(number)
-        if warm > PATIENCE * seconds:
-            break
-    taken: list[float] = []
-    while sum(taken) < seconds or len(taken) < LEAST:
-        taken.append(take(number + 1 + len(taken)))
-        if sum(taken) > PATIENCE * seconds:
-            break
-    return statistics.fmean(taken)
 
 
 def paces(ledger: Ledger, runs: Sequence[PaceRun]) -> dict[str, float]:

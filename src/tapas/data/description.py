@@ -9,7 +9,7 @@ import numpy as np
 
 from tapas.data.event_log import EventLog
 from tapas.data.log_options import quoted_value
-from tapas.data.splits import Split
+from tapas.data.splits import NONE, Split
 from tapas.data.times import DATETIME, FILE_ORDER, TEXT_POSITION
 from tapas.escapes import shell_word
 from tapas.phrases import counted
@@ -101,6 +101,8 @@ def describe_split(log: EventLog, split: Split) -> list[str]:
     if kind == "last":
         held_out = counted(int(sum(split.config.shares)), "event").removeprefix("1 ")
         how = f"by the last {held_out} of each user"
+    elif kind == NONE:
+        return [f"Nothing is held out; training: {counted(report['train_events'], 'event')}."]
     else:
         how = {"time": "by time", "group": "by user"}[kind]
     if split.cuts is not None:

@@ -63,6 +63,13 @@ def sort_events(
     return events, num_repeated
 
 
+def in_file_order(time: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The place of each of `time` (N,) in their order, equal ones in the order of the file."""
+    place = np.empty(len(time), dtype=np.int64)
+    place[np.argsort(time, kind="stable")] = np.arange(len(time))
+    return place
+
+
 def _sorted(
     user: NDArray[np.uint32], time: NDArray[np.int64], item: NDArray[np.uint32]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.uint32]]:

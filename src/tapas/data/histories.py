@@ -99,6 +99,7 @@ class Histories:
     first_bad_row: str = ""
     unknown_items: int = 0  # events that are left out, or are of the rare class if there is one
     first_unknown_item: str | int | None = None
+    times: NDArray[np.integer] | None = None  # (N,) of the events, if known: equal in a basket
 
     def __len__(self) -> int:
         return len(self.start)
@@ -125,11 +126,12 @@ def histories_of_users(
     offsets = np.asarray(log.offsets)
     if users is None:
         ids = np.arange(log.num_users)
-        return Histories(log.user_keys.gather(ids), log.items, offsets[:-1], offsets[1:])
+        keys = log.user_keys.gather(ids)
+        return Histories(keys, log.items, offsets[:-1], offsets[1:], times=log.times)
     found = find_keys(log.user_keys, users, once=once)
     start = offsets[np.maximum(found.ids, 0)]
     end = np.where(found.ids < 0, start, offsets[np.maximum(found.ids, 0) + 1])
-    return Histories(found.keys, log.items, start, end, found)
+    return Histories(found.keys, log.items, start, end, found, times=log.times)
 
 
 def read_keys(
@@ -247,6 +249,7 @@ def histories_of_events(
         user[0].gather(pl.Series(present)), ids[known], end - count, end,
         unknown_items=len(bad),
         first_unknown_item=item[0][int(events.item[bad[0]])] if len(bad) else None,
+        times=np.cumsum(events.first, dtype=np.int64)[known],
     )  # fmt: skip
 
 

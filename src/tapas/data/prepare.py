@@ -18,9 +18,10 @@ from tapas.data.event_log import (
     EventLog,
     write_log,
 )
-from tapas.data.event_order import SortedEvents, sort_events
+from tapas.data.event_order import SortedEvents, in_file_order, sort_events
 from tapas.data.raw_events import read_events
 from tapas.data.source import LogSource
+from tapas.data.times import FILE_ORDER
 from tapas.data.vocabulary import Vocabulary
 from tapas.data.weights import add_up
 from tapas.errors import DataError, TapasError, UsageError
@@ -95,6 +96,9 @@ def _build(
     status(f"Sorting {len(raw.time):,} events.")
     user, item, time, weight = raw.user.codes, raw.item.codes, raw.time, raw.weight
     del raw
+    if source.ties == "file":
+        time = in_file_order(time)
+        report |= {"time_kind": FILE_ORDER, "ties": source.ties}
     events, num_repeated = sort_events(user, time, item)
     if weight is not None:
         distinct = (events.user, events.time, events.item)
@@ -187,6 +191,10 @@ def _notes(report: dict[str, object]) -> list[str]:
         notes.append("every user has a single event, so there is no next item to learn")
     if report["items"] == 1:
         notes.append("there is only one item, so there is nothing to predict")
-    if report["time_kind"] == "file order":
+    if report.get("ties") == "file":
+        notes.append(
+            "events of equal time are in the order of the file, which may tell what comes next"
+        )
+    elif report["time_kind"] == FILE_ORDER:
         notes.append("no time column: events are taken in the order of the file")
     return notes

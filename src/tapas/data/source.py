@@ -16,11 +16,12 @@ from tapas.shapes import check_positive
 
 RARE = ("keep", "drop", "fold")
 SPLIT = ("words", "spaces")
+TIES = ("basket", "file")
 # of commands
 FLAGS = ("user", "item", "time", "weight", "text", "group", "min_count", "rare", "time_format",
          "separator")  # fmt: skip
 # fields added since; at their defaults they are no part of keys, which stay as they were
-LATER = ("weight", "time_format", "separator", "no_header", "where")
+LATER = ("weight", "time_format", "separator", "no_header", "where", "ties")
 MIB = 1 << 20
 
 
@@ -49,6 +50,7 @@ class LogSource:
     separator: str | None = None  # of CSV files; by default found in the first line
     no_header: bool = False  # of CSV files; the columns are then called 1, 2, 3, ...
     where: tuple[str, ...] = ()  # conditions such as "event_type=purchase,cart" or "price>=5"
+    ties: str = "basket"  # events of equal time are a "basket", or in the order of the "file"
 
     def __post_init__(self) -> None:
         if isinstance(self.files, str) or not self.files:
@@ -64,7 +66,9 @@ class LogSource:
             check_time_format(self.time_format)
         if self.separator is not None:
             check_separator(self.separator)
-        for name, value, known in (("rare", self.rare, RARE), ("split", self.split, SPLIT)):
+        known_values = {"rare": (self.rare, RARE), "split": (self.split, SPLIT)}
+        known_values["ties"] = (self.ties, TIES)
+        for name, (value, known) in known_values.items():
             if value not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
         if self.text is not None:

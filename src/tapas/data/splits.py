@@ -3,6 +3,7 @@
 "time"   train < first cut <= validation < second cut <= test, for all users
 "last"   the last events of each user are held out
 "group"  all events of some users are held out; evaluation starts near their middle
+"none"   nothing is held out: for a model that is not judged
 "auto"   "time", or "group" for text; "last" without times, or where these leave too few users
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tapas.data.baskets import basket_bounds
 from tapas.data.event_log import EventLog
 from tapas.data.times import FILE_ORDER, TEXT_POSITION
 from tapas.errors import DataError, UsageError
@@ -25,9 +27,9 @@ DEFAULTS: dict[str, tuple[float, float]] = {
     "last": (1, 1),
     "group": (0.05,) * 2,
 }
-AUTO = "auto"
+AUTO, NONE = "auto", "none"
 NAMES = ("validation", "test")
-KINDS = ", ".join((AUTO, *DEFAULTS))
+KINDS = ", ".join((AUTO, *DEFAULTS, NONE))
 FEW_USERS, TOO_FEW_USERS = 100, 10  # of validation or test: a warning, an error
 
 
@@ -50,6 +52,10 @@ class SplitConfig:
         check_seed(self.seed, "split.seed")
         if self.kind == AUTO:
             return  # numbers are checked once the kind is known
+        if self.kind == NONE:
+            for name in NAMES:
+                object.__setattr__(self, name, 0)
+            return
         if self.kind not in DEFAULTS:
             raise UsageError(f"split kind must be one of {KINDS}, got {self.kind!r}.")
         for name, default in zip(NAMES, DEFAULTS[self.kind], strict=True):
@@ -213,7 +219,7 @@ def _split(log: EventLog, config: SplitConfig, reason: str = "") -> Split:
             "all events of each user have the same time, so there is no next item to learn. Name "
             "another time column with --time, or remove this one to use the order of the file."
         )
-    split_by = {"time": _by_time, "last": _by_last, "group": _by_group}[config.kind]
+    split_by = {"time": _by_time, "last": _by_last, "group": _by_group, NONE: _by_none}[config.kind]
     train_end, validation, test, cuts = split_by(log, config)
     start = np.asarray(log.offsets[:-1])
     if int((train_end - start).max()) < 2:
@@ -279,7 +285,7 @@ def _by_time(log: EventLog, config: SplitConfig) -> SplitPoints:
 
 def _by_last(log: EventLog, config: SplitConfig) -> SplitPoints:
     """Training ends at the first held-out event; users too short for that are all training."""
-    basket_start = _basket_starts(log)
+    basket_start = basket_bounds(log.times, log.offsets)[0]
     start, end = np.asarray(log.offsets[:-1]), np.asarray(log.offsets[1:])
     num_validation, num_test = map(int, config.shares)
     test = _at_basket_start(basket_start, start, end, end - num_test)
@@ -298,7 +304,7 @@ def _by_group(log: EventLog, config: SplitConfig) -> SplitPoints:
     is_test = rank < num_test
     is_validation = ~is_test & (rank < num_test + num_validation)
     start, end = np.asarray(log.offsets[:-1]), np.asarray(log.offsets[1:])
-    basket_start = _basket_starts(log)
+    basket_start = basket_bounds(log.times, log.offsets)[0]
     near_middle = 1 / 3 + _uniform(num_users, stream(config.seed, "points")) / 3
     point = _at_basket_start(
         basket_start, start, end, start + ((end - start) * near_middle).astype(np.int64)
@@ -313,6 +319,12 @@ def _by_group(log: EventLog, config: SplitConfig) -> SplitPoints:
     )
 
 
+def _by_none(log: EventLog, config: SplitConfig) -> SplitPoints:
+    end = np.asarray(log.offsets[1:])
+    nobody = _points(log, end, end)
+    return end, nobody, nobody, None
+
+
 def _same_user(log: EventLog) -> NDArray[np.bool_]:
     """True where an event and the next one are of the same user, (N - 1,)."""
     same = np.ones(log.num_events - 1, dtype=np.bool_)
@@ -324,15 +336,6 @@ def _points(log: EventLog, point: NDArray[np.int64], limit: NDArray[np.int64]) -
     """The points of the users who have both a history and targets."""
     user = np.flatnonzero((point > log.offsets[:-1]) & (point < limit))
     return EvalPoints(user, np.asarray(point[user]), np.asarray(limit[user]))
-
-
-def _basket_starts(log: EventLog) -> NDArray[np.int64]:
-    """The start of the basket of each event, (N,)."""
-    is_start = np.ones(log.num_events, dtype=np.bool_)
-    is_start[1:] = log.times[1:] != log.times[:-1]
-    is_start[log.offsets[:-1]] = True
-    starts = np.where(is_start, np.arange(log.num_events), 0)
-    return np.asarray(np.maximum.accumulate(starts))
 
 
 def _at_basket_start(

@@ -32,7 +32,7 @@ from tapas.optim.row_store import RowGradients
 from tapas.optim.row_updates import RowUpdate
 from tapas.shapes import check_positive, check_query
 from tapas.tables.base import ClassTable, SendGradients
-from tapas.tables.exhaustive import log_sum_rows, topk_by_id
+from tapas.tables.exhaustive import log_sum_rows, scaled, topk_by_id
 from tapas.tables.gradients import sampled_logits
 from tapas.tables.local import check_row_optimizer, initial_bias
 from tapas.tables.placement import KINDS, Placement, RowRange
@@ -276,11 +276,12 @@ class ShardedTable(ClassTable):
         return merge_topk_of_ranks(self.ranks, value, ids, k, batch.sizes)
 
     @torch.no_grad()
-    def log_partition(self, query: Tensor) -> Tensor:
+    def log_partition(self, query: Tensor, *, scale: float = 1.0) -> Tensor:
         with self.ranks.share_errors():
             query = check_query(query, self.dim)
             batch = gather_batch(self.ranks, "log_partition", query)
-        here = log_sum_rows(self.shard.weight, self.shard.bias_or_none(), batch.query)
+        bias, everyone = scaled(self.shard.bias_or_none(), batch.query, scale)
+        here = log_sum_rows(self.shard.weight, bias, everyone)
         return return_answers(self.ranks, here[:, None], batch.sizes)[:, :, 0].logsumexp(dim=0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

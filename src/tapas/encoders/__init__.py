@@ -1,6 +1,6 @@
 """Sequence encoders: from item vectors to a query at every position."""
 
-from tapas.encoders.base import Encoder, Places, last_state
+from tapas.encoders.base import Encoder, Places, last_state, latest
 from tapas.encoders.build import ENCODERS, build_encoder, num_parameters
 from tapas.encoders.gru import GRUEncoder
 from tapas.encoders.mean import MeanEncoder
@@ -15,5 +15,6 @@ __all__ = [
     "TransformerEncoder",
     "build_encoder",
     "last_state",
+    "latest",
     "num_parameters",
 ]

@@ -90,14 +90,31 @@ def last_state(states: Tensor, lengths: Tensor) -> Tensor:
     return states[torch.arange(states.shape[0], device=states.device), position]
 
 
-def init_weights(module: nn.Module, seed: int) -> None:
-    """Initialise matrices uniformly with variance 1 / fan_in and biases with 0; gains stay 1."""
+def latest(items: Tensor, lengths: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The last `most` of the first `lengths` (B,) items of each row of `items` (B, T).
+
+    >>> latest(torch.tensor([[1, 2, 3], [4, 0, 0]]), torch.tensor([3, 1]), 2)
+    (tensor([[2, 3],
+            [4, 0]]), tensor([2, 1]))
+    """
+    if items.shape[1] <= most:
+        return items, lengths
+    first = (lengths - most).clamp(min=0)
+    index = first[:, None] + torch.arange(most, device=items.device)
+    return items.gather(1, index), lengths.clamp(max=most)
+
+
+def init_weights(module: nn.Module, seed: int, *, deviation: float | None = None) -> None:
+    """Initialise matrices uniformly and biases with 0; gains stay 1.
+
+    The standard deviation of matrices is `deviation`, by default 1 / sqrt(fan_in).
+    """
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
             if not name.endswith("gain"):
                 nn.init.zeros_(parameter)
             continue
-        bound = math.sqrt(3 / parameter.shape[-1])
+        bound = math.sqrt(3) * (deviation or 1 / math.sqrt(parameter.shape[-1]))
         draws = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
         draws.uniform_(-bound, bound, generator=stream(seed, "encoder", name))
         parameter.data.copy_(draws)

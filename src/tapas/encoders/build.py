@@ -3,16 +3,16 @@
 from tapas.encoders.base import Encoder
 from tapas.encoders.gru import GRUEncoder
 from tapas.encoders.mean import MeanEncoder
-from tapas.encoders.transformer import TransformerEncoder
+from tapas.encoders.transformer import BUCKETS, TransformerEncoder
 from tapas.errors import choice
 
 ENCODERS = {"mean": MeanEncoder, "gru": GRUEncoder, "transformer": TransformerEncoder}
 
 
-def num_parameters(kind: str, dim: int, *, history: int, layers: int = 1) -> int:
+def num_parameters(kind: str, dim: int, *, layers: int = 1, attention_heads: int = 2) -> int:
     """The number of parameters of `build_encoder`, without building it.
 
-    >>> num_parameters("mean", 64, history=50)
+    >>> num_parameters("mean", 64)
     4160
     """
     choice("encoder", kind, ENCODERS)
@@ -21,7 +21,7 @@ def num_parameters(kind: str, dim: int, *, history: int, layers: int = 1) -> int
         return square
     if kind == "gru":
         return 6 * layers * square + square
-    return history * dim + layers * (12 * dim**2 + 11 * dim) + dim
+    return 2 * dim + attention_heads * BUCKETS + layers * (12 * dim**2 + 13 * dim)
 
 
 def build_encoder(
@@ -42,7 +42,6 @@ def build_encoder(
         return GRUEncoder(dim, num_layers=layers, dropout=dropout, seed=seed)
     return TransformerEncoder(
         dim,
-        window=history,
         num_layers=layers,
         num_heads=attention_heads,
         dropout=dropout,

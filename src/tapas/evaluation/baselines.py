@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tapas.data.baskets import basket_bounds
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints, Split
 from tapas.errors import UsageError
-from tapas.evaluation.followers import baskets, count_followers, following
-from tapas.evaluation.ragged import (
+from tapas.evaluation.followers import count_followers, following
+from tapas.evaluation.scores import LIST_LENGTH
+from tapas.ragged import (
     Ids,
     Integers,
     chunks,
@@ -26,7 +28,6 @@ from tapas.evaluation.ragged import (
     runs,
     spans,
 )
-from tapas.evaluation.scores import LIST_LENGTH
 from tapas.shapes import check_positive
 
 ELEMENTS_PER_CHUNK = 1 << 21  # events and candidates that are sorted at a time
@@ -191,7 +192,7 @@ class CoOccurrence(Baseline):
                 f"{offsets[bad[0] + 1]}. It is a position in items, not within the user."
             )
         self.keep = keep
-        self.basket_start, basket_end = baskets(times, offsets)
+        self.basket_start, basket_end = basket_bounds(times, offsets)
         self.following = following(basket_end, offsets, train_end, window)
 
     def rank(self, user: Integers, point: Integers, k: int, *, exclude: bool = False) -> Ids:

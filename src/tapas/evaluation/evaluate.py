@@ -1,6 +1,6 @@
 """Evaluation of a model and three counting baselines on held-out events."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from tapas.data.event_log import EventLog
-from tapas.data.splits import EvalPoints, Split, next_items_at
+from tapas.data.splits import NONE, EvalPoints, Split, next_items_at
 from tapas.errors import UsageError, choice
 from tapas.evaluation.baselines import COUNTING, rank_by_counting, title_of
 from tapas.evaluation.intervals import Interval
@@ -21,7 +21,7 @@ from tapas.evaluation.ranked_lists import (
     ranked_lists,
     without_seen,
 )
-from tapas.evaluation.scores import LIST_LENGTH, RankedLists, Scores, score_together
+from tapas.evaluation.scores import CUTOFFS, LIST_LENGTH, RankedLists, Scores, score_together
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 
@@ -62,15 +62,17 @@ def evaluate(
     num_targets: int,
     split_name: str = "test",
     limit: int | None = None,
+    cutoffs: Sequence[int] = CUTOFFS,
     others: Mapping[str, RankedLists] = MappingProxyType({}),
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ranks: Ranks = ONE_PROCESS,
 ) -> Evaluation:
     """Rank all items exactly, for the model and the baselines, at the points of one split.
 
-    `split_name` is "test" or "validation"; `limit` is the size of a sample of the users. `others`
-    are lists at the same points that are scored, too, by name. `on_progress(done, total)` is
-    called after each chunk of examples.
+    `split_name` is "test" or "validation"; `limit` is the size of a sample of the users,
+    `cutoffs` are the lengths of lists that metrics are computed for. `others` are lists at the
+    same points that are scored, too, by name. `on_progress(done, total)` is called after each
+    chunk of examples.
     """
     points, target = held_out(
         log, split, options, split_name=split_name, num_targets=num_targets, limit=limit
@@ -89,7 +91,7 @@ def evaluate(
     lists |= others
     truth, counts = torch.from_numpy(target), torch.from_numpy(split.train_counts)
     scores, lead = score_together(
-        lists, truth, train_counts=counts, k=min(num_targets, LIST_LENGTH)
+        lists, truth, train_counts=counts, k=min(num_targets, LIST_LENGTH), cutoffs=cutoffs
     )
     report: dict[str, Any] = dict(split.report)
     sizes = (next_items_at(log, points, num_targets) >= 0).sum(axis=1)
@@ -112,6 +114,11 @@ def held_out(
     split is unknown or empty.
     """
     points = choice("split", split_name, {"test": split.test, "validation": split.validation})
+    if not len(points) and split.config.kind == NONE:
+        raise UsageError(
+            "this run was trained on its whole log and holds out nothing to judge it by. Evaluate "
+            "the run that it is like."
+        )
     if not len(points):
         raise UsageError(
             f"this run holds out no {split_name} events. Train with split.{split_name} above 0, or "

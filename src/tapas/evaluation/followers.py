@@ -5,19 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tapas.evaluation.ragged import Ids, Integers, chunks, ordered, places, runs, spans
+from tapas.ragged import Ids, Integers, chunks, ordered, places, runs, spans
 
 PAIRS_PER_CHUNK = 1 << 22
-
-
-def baskets(times: Integers, offsets: Integers) -> tuple[Ids, Ids]:
-    """Start and end (exclusive) of the basket of each event, (N,) each."""
-    new = np.ones(len(times) + 1, dtype=bool)
-    np.not_equal(times[1:], times[:-1], out=new[1:-1])
-    new[offsets] = True
-    starts = np.flatnonzero(new)
-    basket = np.cumsum(new[:-1]) - 1
-    return starts[basket], starts[basket + 1]
 
 
 def following(

@@ -21,7 +21,7 @@ def sample_users(held_out: EvalPoints, most: int) -> EvalPoints:
     """One point for each held-out user, the first behind the cut, of at most `most` users.
 
     The users are in an order that is random and always the same, so that the first few are a fair
-    sample of all, and `tapas evaluate --limit` has the same users as `tapas compare`.
+    sample of all, and `tapas evaluate --users` has the same users as `tapas compare`.
     """
     draw = np.random.default_rng(stream(0, "sampled users").initial_seed())
     return held_out[draw.permutation(len(held_out))[:most]]

@@ -9,16 +9,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tapas.data.baskets import baskets_ago
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints
 from tapas.data.windows import gather_histories
 from tapas.errors import DataError
-from tapas.evaluation.ragged import Ids, chunks, distinct_keys, holds, padded
 from tapas.evaluation.scores import LIST_LENGTH, metrics_per_example
+from tapas.ragged import Ids, chunks, distinct_keys, holds, padded
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 
 QUERIES_PER_CHUNK = 1024  # the native top-k works on as many at a time
-EVENTS_PER_CHUNK = 1 << 16  # of padded histories; but see FEWEST_QUERIES
+EVENTS_PER_CHUNK = 1 << 18  # of padded histories; but see FEWEST_QUERIES
 FEWEST_QUERIES = 256  # however long histories are
 EXCLUDED_PER_CHUNK = 1 << 24  # of padded lists of classes that are left out
 SEEN_PER_CHUNK = 1 << 21  # events of histories that are sorted at a time
@@ -45,8 +46,11 @@ class Prediction(Protocol):
 class Predictor(Protocol):
     """A model that can be evaluated."""
 
-    def predict(self, items: Tensor, lengths: Tensor) -> Prediction:
-        """Predict from histories `items` (B, H), of which the first `lengths` (B,) are real."""
+    def predict(self, items: Tensor, lengths: Tensor, age: Tensor | None = None) -> Prediction:
+        """Predict from histories `items` (B, H), of which the first `lengths` (B,) are real.
+
+        `age` (B, H) is how many baskets ago each event was, 1 for the last basket.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +85,8 @@ def ranked_lists(
     for chunk in _chunks(point - start, options):
         size = chunk.stop - chunk.start
         mine = slice(*(chunk.start + bound for bound in ranks.local_range(size)))
-        recent, lengths, _ = gather_histories(log.items, start[mine], point[mine], options.history)
-        prediction = model.predict(torch.from_numpy(recent), torch.from_numpy(lengths))
-        exclude = _excluded(log, start[mine], point[mine], options)
+        prediction = model.predict(*histories_at(log, start[mine], point[mine], options.history))
+        exclude = excluded_at(log, start[mine], point[mine], options)
         sizes = ranks.local_sizes(size)
         wanted = torch.from_numpy(target[mine]) if with_loss else None
         best, loss = _ranked(prediction, wanted, exclude)
@@ -92,6 +95,19 @@ def ranked_lists(
             losses.append(ranks.gather_rows(loss, sizes))
         on_progress(chunk.stop)
     return torch.cat(lists), torch.cat(losses) if with_loss else None
+
+
+def histories_at(
+    log: EventLog, start: Ids, point: Ids, history: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a model is given: the last `history` of the events start[b]:point[b] of `log`.
+
+    Items (B, T), lengths (B,), and how many baskets ago each event was, (B, T).
+    """
+    width = int(min(history, (point - start).max(initial=1)))
+    items, lengths, event = gather_histories(log.items, start, point, width)
+    age = baskets_ago(log.times[event], lengths)
+    return torch.from_numpy(items), torch.from_numpy(lengths), torch.from_numpy(age)
 
 
 def _chunks(lengths: Ids, options: ListOptions) -> Iterator[slice]:
@@ -107,7 +123,7 @@ def _chunks(lengths: Ids, options: ListOptions) -> Iterator[slice]:
             yield slice(start, min(start + step, last))
 
 
-def _excluded(log: EventLog, start: Ids, stop: Ids, options: ListOptions) -> Tensor | None:
+def excluded_at(log: EventLog, start: Ids, stop: Ids, options: ListOptions) -> Tensor | None:
     """(B, E) the classes that lists must not have, for the histories items[start:stop]."""
     one = options.excluded_class
     if options.exclude_seen:

@@ -27,6 +27,7 @@ from tapas.rng import stream
 from tapas.shapes import check_ids, check_integer, check_shape
 
 LIST_LENGTH = 20  # ids of each ranked list that are evaluated
+CUTOFFS = (5, 10, LIST_LENGTH)  # of metrics, besides precision@1
 RESAMPLES = 1_000
 DRAWS_PER_CHUNK = 1 << 22
 BUCKETS = ("head", "middle", "tail", "unseen")
@@ -87,11 +88,12 @@ def score_together(
     *,
     train_counts: Tensor,
     k: int = 5,
+    cutoffs: Sequence[int] = CUTOFFS,
     seed: int = 0,
 ) -> tuple[dict[str, Scores], dict[str, Interval]]:
     """`score_lists` of several lists, and MAP@20 of the first minus that of each other, paired.
 
-    Resamples are drawn once for all.
+    Resamples are drawn once for all. `cutoffs` are those of `metrics_per_example`.
     """
     sizes = check_shape({}, train_counts=(train_counts, "C"), target=(target, "P L"))
     target, train_counts = target.cpu(), train_counts.cpu()
@@ -106,7 +108,7 @@ def score_together(
     values, tables = dict[str, dict[str, Tensor]](), dict[tuple[str, str], Tensor]()
     bucket_of, true = bucket_classes(train_counts), target[has_target].long()
     for name, (ranked, loss) in lists.items():
-        found = metrics_per_example(ranked, target, k=k)
+        found = metrics_per_example(ranked, target, k=k, cutoffs=cutoffs)
         if loss is not None:
             check_shape(sizes, loss=(loss, "P"))
             found["loss"] = _finite(loss.cpu(), has_target)
@@ -147,23 +149,31 @@ def _finite(loss: Tensor, has_target: Tensor) -> Tensor:
     return loss
 
 
-def metrics_per_example(ranked: Tensor, target: Tensor, *, k: int = 5) -> dict[str, Tensor]:
+def metrics_per_example(
+    ranked: Tensor, target: Tensor, *, k: int = 5, cutoffs: Sequence[int] = (LIST_LENGTH,)
+) -> dict[str, Tensor]:
     """Values (P,) of every metric for `ranked` (P, K >= 20) and `target`, (P,) or (P, L).
 
-    NaN for an example without targets.
+    `k` is that of precision@k, `cutoffs` are those of recall, NDCG, MRR, MAP and the hit rate. NaN
+    for an example without targets.
     """
     target = target[:, None] if target.dim() == 1 else target
     found = {
         "precision@1": precision_at_k(ranked, target, 1),
         f"precision@{k}": precision_at_k(ranked, target, k),
-        f"map@{LIST_LENGTH}": average_precision_at_k(ranked, target, LIST_LENGTH),
         f"map@{LIST_LENGTH}-hits": average_precision_at_k(
             ranked, target, LIST_LENGTH, normalise="hits"
         ),
-        f"recall@{LIST_LENGTH}": recall_at_k(ranked, target, LIST_LENGTH),
-        f"ndcg@{LIST_LENGTH}": ndcg_at_k(ranked, target, LIST_LENGTH),
-        f"mrr@{LIST_LENGTH}": reciprocal_rank(ranked[:, :LIST_LENGTH], target),
     }
+    for cutoff in sorted(cutoffs, reverse=True):
+        recall = recall_at_k(ranked, target, cutoff)
+        found |= {
+            f"map@{cutoff}": average_precision_at_k(ranked, target, cutoff),
+            f"recall@{cutoff}": recall,
+            f"ndcg@{cutoff}": ndcg_at_k(ranked, target, cutoff),
+            f"mrr@{cutoff}": reciprocal_rank(ranked[:, :cutoff], target),
+            f"hit-rate@{cutoff}": (recall > 0).to(recall.dtype),
+        }
     without = ~(target >= 0).any(dim=1)
     return {name: value.masked_fill(without, math.nan) for name, value in found.items()}
 

@@ -1,4 +1,4 @@
-"""Asking the system for huge pages, for tables that are read at random."""
+"""Memory of this process: huge pages for tables, and giving back what is not used."""
 
 import ctypes
 import mmap
@@ -22,3 +22,14 @@ def prefer_huge_pages(tensor: Tensor) -> None:
     start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (tensor.data_ptr() + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
     madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice)
+
+
+def trim_heap() -> None:
+    """Give memory that is free, but scattered over the heap, back to the system.
+
+    Steps whose tensors differ in size leave gaps that no later tensor fits into: the heap would
+    grow to several times what a step needs. Only glibc can do this; elsewhere it does nothing.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -65,7 +65,7 @@ def read_encoder(path: Path, settings: object, rows: Tensor) -> WeightsEncoder:
     """
     known = _checked(path, settings, rows.shape[1])
     with open_tensors(path, FORMAT) as file:
-        sizes = {name: known[name] for name in ("kind", "dim", "history", "layers")}
+        sizes = {name: known[name] for name in ("kind", "dim", "layers", "attention_heads")}
         if 4 * num_parameters(**sizes) > path.stat().st_size:
             raise _misfit(path)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

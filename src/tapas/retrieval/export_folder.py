@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapas.checksums import Checksum, check_files, is_checksum, not_as_saved, read_json
+from tapas.encoders import latest
 from tapas.errors import DataError, UsageError
+from tapas.mixture import Past
 from tapas.regular_file import check_stored
+from tapas.retrieval.counting_parts import read_counting_parts
 from tapas.retrieval.embeddings import load_embeddings
 from tapas.retrieval.encoder_export import ExportedEncoder, load_encoder
 from tapas.retrieval.encoder_weights import WeightsEncoder, read_encoder
@@ -21,8 +24,9 @@ from tapas.version import check_format
 
 EXPORT_RECORD, RUN_RECORD = "export.json", "run.json"
 ENCODER_WEIGHTS, ENCODER_PROGRAM = "encoder.safetensors", "encoder.pt2"
-READ = ("embeddings.safetensors", "items.parquet", ENCODER_WEIGHTS)  # by this library
-EXPORT_FORMAT = 1
+COUNTING = "counting.safetensors"
+READ = ("embeddings.safetensors", "items.parquet", ENCODER_WEIGHTS, COUNTING)  # by this library
+EXPORT_FORMAT = 2  # with counting parts, which versions that read only 1 would leave out
 
 
 def is_export(path: Path) -> bool:
@@ -62,26 +66,39 @@ class ExportedModel(Recommender):
             self._table.bias.copy_(rows.bias)
         if isinstance(self._encoder, WeightsEncoder):
             self._encoder.to(self._table.device)
+        self._mixture = None
+        reads = self._encoder.history_length
+        if "reads" in record:  # the events that counting parts read
+            self._mixture = read_counting_parts(_file(path / COUNTING), len(keys))
+            reads = max(reads, record["reads"])
         super().__init__(
             name=f"export {path}",
             item_keys=keys,
             log=None,
-            history_length=self._encoder.history_length,
+            history_length=reads,
             score=str(record.get("score", "score")),  # an older export does not say
             exclude_seen=bool(record.get("exclude_seen", False)),
             fixed_width=isinstance(self._encoder, ExportedEncoder),
         )
 
     def queries(self, items: Tensor, lengths: Tensor) -> Tensor:
-        query: Tensor = self._encoder(items, lengths)
+        query: Tensor = self._encoder(*latest(items, lengths, self._encoder.history_length))
         return query.to(self._table.device)
 
     def ranked(
-        self, items: Tensor, lengths: Tensor, k: int, exclude: Tensor | None
+        self,
+        items: Tensor,
+        lengths: Tensor,
+        k: int,
+        exclude: Tensor | None,
+        age: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        table = self._table
+        table, query = self._table, self.queries(items, lengths)
+        if self._mixture is not None:
+            past = Past.of(items.cpu(), lengths.cpu(), age)
+            return self._mixture.topk(table, query, past, k, exclude)
         topk = table.topk_log_prob if self.score == "probability" else table.topk
-        return topk(self.queries(items, lengths), k, exclude=exclude)
+        return topk(query, k, exclude=exclude)
 
     def class_vectors(self) -> Tensor:
         return self._table.weight
@@ -123,6 +140,12 @@ def read_export_record(path: Path) -> dict[str, Any]:
         raise DataError(
             f"{path / EXPORT_RECORD}: score is {record['score']!r}; expected 'score' or "
             "'probability'. Export the run again."
+        )
+    reads = record.get("reads", 1)
+    if type(reads) is not int or reads < 1:
+        raise DataError(
+            f"{path / EXPORT_RECORD}: reads is {reads!r}; expected how many events of a history "
+            "the model reads. Export the run again."
         )
     return record
 

@@ -79,12 +79,18 @@ class Recommender(ABC):
 
     @abstractmethod
     def ranked(
-        self, items: Tensor, lengths: Tensor, k: int, exclude: Tensor | None
+        self,
+        items: Tensor,
+        lengths: Tensor,
+        k: int,
+        exclude: Tensor | None,
+        age: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities, or scores, and ids of the k best classes, (B, k) each.
 
         `items` (B, T) are ids, oldest first and padded with 0 at the end, `lengths` (B,) the
-        number of real ones. Classes in `exclude` (B, E) are left out; -1 is padding.
+        number of real ones, `age` (B, T) how many baskets ago they were, if that is known.
+        Classes in `exclude` (B, E) are left out; -1 is padding.
         """
 
     @abstractmethod
@@ -194,12 +200,13 @@ class Recommender(ABC):
         given = parse_given(users_or_histories, self.item_keys, self.source, self.date_order)
         histories = self.settle_cold(self._histories(given), "error", "Leave them out.")
         rows: NDArray[np.float32] | None = None
-        for rows_of, items, lengths in self._batches(histories, 0, len(histories)):
+        for rows_of, items, lengths, _ in self._batches(histories, 0, len(histories)):
             query = self.queries(items, lengths).cpu().numpy()
             rows = np.empty((len(histories), query.shape[1]), np.float32) if rows is None else rows
             rows[rows_of] = query
         if rows is None:  # any history tells D
-            items = torch.zeros(1, self.history_length, dtype=torch.int64)
+            width = self.history_length if self._fixed_width else 1
+            items = torch.zeros(1, width, dtype=torch.int64)
             rows = self.queries(items, torch.ones(1, dtype=torch.int64)).cpu().numpy()[:0]
         return rows
 
@@ -274,10 +281,10 @@ class Recommender(ABC):
             scores = np.empty((stop - start, k), np.float32)
             if empty[start:stop].any():
                 ids[empty[start:stop]], scores[empty[start:stop]] = self.popular(k)
-            for rows, items, lengths in self._batches(histories, start, stop):
+            for rows, items, lengths, age in self._batches(histories, start, stop):
                 exclude = self._excluded(histories, rows, exclude_seen)
                 with torch.no_grad():
-                    score, found = self.ranked(items, lengths, k, exclude)
+                    score, found = self.ranked(items, lengths, k, exclude, age)
                 ids[rows - start] = found.cpu().numpy()
                 scores[rows - start] = self._readable(score).cpu().numpy()
             yield Part(start, stop, ids, scores)
@@ -305,8 +312,9 @@ class Recommender(ABC):
 
     def _batches(
         self, histories: "Histories", start: int, stop: int
-    ) -> Iterator[tuple[NDArray[np.int64], Tensor, Tensor]]:
-        """Batches of the histories start to stop that are not empty: rows, items and lengths."""
+    ) -> Iterator[tuple[NDArray[np.int64], Tensor, Tensor, Tensor | None]]:
+        """Batches of the histories that are not empty: rows, and what `ranked` takes of them."""
+        from tapas.data.baskets import baskets_ago
         from tapas.data.windows import gather_histories
 
         length = np.minimum(histories.end - histories.start, self.history_length)[start:stop]
@@ -316,10 +324,13 @@ class Recommender(ABC):
             rows = order[first : first + BATCH_SIZE]
             longest = int(length[rows[-1] - start])
             width = self.history_length if self._fixed_width else longest
-            items, lengths, _ = gather_histories(
+            items, lengths, event = gather_histories(
                 histories.items, histories.start[rows], histories.end[rows], width
             )
-            yield rows, torch.from_numpy(items), torch.from_numpy(lengths)
+            age = None
+            if histories.times is not None:
+                age = torch.from_numpy(baskets_ago(histories.times[event], lengths))
+            yield rows, torch.from_numpy(items), torch.from_numpy(lengths), age
 
     def _excluded(
         self, histories: "Histories", rows: NDArray[np.int64], exclude_seen: bool

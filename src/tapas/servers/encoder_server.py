@@ -23,7 +23,7 @@ from tapas.servers.row_server import CountedLock
 from tapas.servers.training_server import restore_point
 from tapas.servers.worker_model import unconnected_model
 from tapas.training.build import build_optimizer, dense_parameters
-from tapas.training.config import OptimizerConfig
+from tapas.training.learning_rate import LearningRates, learning_rates
 from tapas.training.run_folder import open_run
 
 
@@ -34,10 +34,10 @@ class EncoderServer:
     """
 
     def __init__(
-        self, parameters: Mapping[str, Floats], config: OptimizerConfig, *, applied_below: int = 0
+        self, parameters: Mapping[str, Floats], rates: LearningRates, *, applied_below: int = 0
     ):
         self.parameters = {k: nn.Parameter(to_tensor(v)) for k, v in parameters.items()}
-        self.optimizer = build_optimizer(config, self.parameters)
+        self.rates, self.optimizer = rates, build_optimizer(rates.config, self.parameters)
         self.applied_pushes, self.restored = AppliedPushes(applied_below), applied_below
         self.incarnation, self.num_pushes = incarnation(), 0
         self._lock = CountedLock()
@@ -50,7 +50,10 @@ class EncoderServer:
     def push(
         self, worker: int, sequence: int, acknowledged_below: int, seen: int, gradient: Floats
     ) -> PushResult:
-        """Step the optimizer with `gradient` (P,), unless this push was applied before."""
+        """Step the optimizer with `gradient` (P,), unless this push was applied before.
+
+        `sequence` is the number of the training step.
+        """
         with self._lock.hold("push"):
             self.applied_pushes.forget(worker, acknowledged_below)
             if (
@@ -63,6 +66,7 @@ class EncoderServer:
                 strict=True,
             ):
                 parameter.grad = grad
+            self.rates.set_encoder(sequence, self.optimizer)
             self.optimizer.step()
             staleness = max(0, self.num_pushes - seen)
             self.num_pushes += 1
@@ -114,10 +118,10 @@ def start_encoder(path: Path) -> EncoderServer:
     parameters = {name: to_array(p) for name, p in dense_parameters(unconnected_model(run)).items()}
     step = restore_point(path)
     if step is None:
-        return EncoderServer(parameters, run.config.optimizer)
+        return EncoderServer(parameters, learning_rates(run.config))
     servers = run.config.service.servers  # they check the other files
     found = run.checkpoints.load_dense(step, reader=servers, num_readers=servers + 1)
     stored = {name: to_array(found.tensors[f"model.{name}"]) for name in parameters}
-    server = EncoderServer(stored, run.config.optimizer, applied_below=step)
+    server = EncoderServer(stored, learning_rates(run.config), applied_below=step)
     load_optimizer_state(server.optimizer, found)
     return server

@@ -26,7 +26,7 @@ from tapas.servers.peers import Call, Peers, call_all
 from tapas.servers.training_server import set_restore_point, start_server
 from tapas.servers.worker import STEPS_AT_ONCE, StepResult, start_worker
 from tapas.servers.worker_model import worker_model
-from tapas.training.build import dense_parameters
+from tapas.training.build import TrainingData, build_mixture, dense_parameters
 from tapas.training.journal import Value
 from tapas.training.run_folder import RunFolder
 
@@ -84,6 +84,9 @@ class Job:
             stack.callback(self.servers.close)
             channel = ServerChannel(self.servers, DRIVER)
             self.model, _ = worker_model(run.config, split.train_counts, channel)
+            self.model.mixture = build_mixture(
+                run.config.model, TrainingData(None, run.log, split.train_end)
+            )
             encoder = [partial(start_encoder, run.path)]
             self.encoder = start_peers("encoder server", encoder, threads=threads, **patience)
             stack.callback(self.encoder.close)
@@ -165,7 +168,11 @@ class Job:
         self._lost = self._lost_updates.close(step, saved)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Nothing to do: the processes have started at the checkpoint."""
+        """Load the mixture, which is in this process; the others have started at the checkpoint."""
+        if self.model.mixture is not None:
+            prefix = "model.mixture."
+            saved = ((k, v) for k, v in checkpoint.tensors.items() if k.startswith(prefix))
+            self.model.mixture.load_state_dict({k.removeprefix(prefix): v for k, v in saved})
 
     def restarted(self) -> list[str]:
         found, self._restarted = self._restarted, []

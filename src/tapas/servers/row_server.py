@@ -35,7 +35,7 @@ from tapas.servers.messages import (
     to_array,
     to_tensor,
 )
-from tapas.tables.exhaustive import log_sum_rows, topk_by_id
+from tapas.tables.exhaustive import log_sum_rows, scaled, topk_by_id
 from tapas.tables.second_pass import SecondPass, select_here
 from tapas.tables.shard import Shard
 
@@ -217,11 +217,14 @@ class RowServer:
             )
             return to_array(value), to_array(ids), self._current_version()
 
-    def log_partition(self, table: str, query: Floats) -> tuple[Floats, Version]:
-        """Log of the sum over this shard's classes of exp(logit), (B,)."""
+    def log_partition(
+        self, table: str, query: Floats, scale: float = 1.0
+    ) -> tuple[Floats, Version]:
+        """Log of the sum over this shard's classes of exp(`scale` * logit), (B,)."""
         with self._locked("log_partition"):
             shard = self._shard(table)
-            value = log_sum_rows(shard.weight, shard.bias_or_none(), to_tensor(query))
+            bias, scaled_query = scaled(shard.bias_or_none(), to_tensor(query), scale)
+            value = log_sum_rows(shard.weight, bias, scaled_query)
             return value.numpy(), self._current_version()
 
     def _check_shapes(self, table: str, part: Gradients) -> None:

@@ -1,6 +1,6 @@
 """A run with workers and servers, from its configuration to its end; see `tapas.training.run`."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -40,6 +40,7 @@ def train(
     out: Path,
     *,
     cache: Path,
+    given: Collection[str] | None = None,
     start_peers: StartPeers | None = None,
     status: Status = lambda words: None,
     on_progress: OnProgress = lambda tick: None,
@@ -50,7 +51,9 @@ def train(
     `start_peers` starts their processes; by default Ray does, on this machine.
     """
     _check_can_start(config, start_peers)
-    config, log, split = read_log(config, out, cache=cache, status=status, ranks=ONE_PROCESS)
+    config, log, split = read_log(
+        config, out, cache=cache, given=given, status=status, ranks=ONE_PROCESS
+    )
     config = resolve_config(config, log, split)[0]
     _check_shards(config, log.num_items)
     if start_peers is None:  # all on this machine
@@ -118,7 +121,7 @@ def _trainer(
         journal = closing.enter_context(Journal(run.path, resume_at=restore or 0))
         job = Job(run, split, start_peers, restore=restore)
         closing.callback(job.close)
-        validate = validator(run, split)
+        validate = validator(run.config, run.log, split)
 
         def refresh_and_validate(model: SequenceModel) -> dict[str, float]:
             job.refresh()

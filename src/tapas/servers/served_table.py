@@ -202,9 +202,9 @@ class ServedTable(ClassTable):
         return value.to(self.device), ids.masked_fill(value == -torch.inf, -1).to(self.device)
 
     @torch.no_grad()
-    def log_partition(self, query: Tensor) -> Tensor:
+    def log_partition(self, query: Tensor, *, scale: float = 1.0) -> Tensor:
         query = check_query(query, self.dim)
-        request = (self.name, self.channel.share(to_array(query)))
+        request = (self.name, self.channel.share(to_array(query)), scale)
         answers = self.channel.request(
             "log_partition", dict.fromkeys(range(self.num_shards), request)
         )

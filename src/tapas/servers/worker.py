@@ -29,6 +29,7 @@ from tapas.servers.peers import Peers
 from tapas.servers.worker_model import worker_model
 from tapas.training.build import dense_parameters, resolve_config
 from tapas.training.config import TrainConfig
+from tapas.training.learning_rate import learning_rates
 from tapas.training.run_folder import open_run
 from tapas.training.step import finite
 
@@ -103,6 +104,7 @@ class Worker:
         replica.load(to_tensor(parameters))
         seed, clip = self.config.loop.seed, self.config.optimizer.clip
         replica.model.head.step = number
+        learning_rates(self.config).set_rows(number, replica.tables)
         with replica.channel.single_push(number, acknowledged_below=acknowledged_below):
             loss = replica.model.loss(batch, generator=stream(seed, "dropout", number))
             value = finite(float(loss.detach()), number)

@@ -180,15 +180,18 @@ class ClassTable(RowStore, ExactState, ABC):
         """
 
     def topk_log_prob(
-        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None, scale: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """`topk` with log-probabilities, under the softmax over all classes, instead of scores."""
+        """`topk` with log-probabilities instead of scores.
+
+        They are those of the softmax of `scale` > 0 times the logits, over all classes.
+        """
         score, ids = self.topk(query, k, exclude=exclude)
-        return score - self.log_partition(query)[:, None], ids
+        return scale * score - self.log_partition(query, scale=scale)[:, None], ids
 
     @abstractmethod
-    def log_partition(self, query: Tensor) -> Tensor:
-        """The exact log of the sum of exp(logit) over all classes, (B,)."""
+    def log_partition(self, query: Tensor, *, scale: float = 1.0) -> Tensor:
+        """The exact log of the sum of exp(`scale` * logit) over all classes, (B,)."""
 
     def update(self, ids: Tensor, weight_grad: Tensor, bias_grad: Tensor) -> None:
         """Apply one optimizer step to the rows `ids` (N,), and to no others.

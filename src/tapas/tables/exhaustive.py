@@ -142,6 +142,13 @@ def _topk_wide(
     return *merge_topk(value, ids, k), tied & (wide < len(weight))
 
 
+def scaled(bias: Tensor | None, query: Tensor, scale: float) -> tuple[Tensor | None, Tensor]:
+    """`bias` (C,) and `query` (B, D) that make all logits `scale` times as large."""
+    if scale == 1:
+        return bias, query
+    return None if bias is None else scale * bias.float(), scale * query
+
+
 def log_sum_rows(weight: Tensor, bias: Tensor | None, query: Tensor) -> Tensor:
     """log sum_c exp(query . weight_c + bias_c), (B,)."""
     if native.readable(weight, query):

@@ -24,7 +24,7 @@ from tapas.shapes import (
     check_shape,
 )
 from tapas.tables.base import ClassTable
-from tapas.tables.exhaustive import log_sum_rows, topk_log_prob_rows, topk_rows
+from tapas.tables.exhaustive import log_sum_rows, scaled, topk_log_prob_rows, topk_rows
 from tapas.tables.gradients import StoredRows
 from tapas.tables.placement import Placement
 from tapas.tables.ranks import GlobalBatch
@@ -338,15 +338,16 @@ class LocalTable(ClassTable):
 
     @torch.no_grad()
     def topk_log_prob(
-        self, query: Tensor, k: int, *, exclude: Tensor | None = None
+        self, query: Tensor, k: int, *, exclude: Tensor | None = None, scale: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         query, exclude = self._check_topk(query, k, exclude)
-        return topk_log_prob_rows(self.weight, self.bias_or_none(), query, k, exclude)
+        bias, query = scaled(self.bias_or_none(), query, scale)
+        return topk_log_prob_rows(self.weight, bias, query, k, exclude)
 
     @torch.no_grad()
-    def log_partition(self, query: Tensor) -> Tensor:
-        query = check_query(query, self.dim)
-        return log_sum_rows(self.weight, self.bias_or_none(), query)
+    def log_partition(self, query: Tensor, *, scale: float = 1.0) -> Tensor:
+        bias, query = scaled(self.bias_or_none(), check_query(query, self.dim), scale)
+        return log_sum_rows(self.weight, bias, query)
 
     def bias_or_none(self) -> Tensor | None:
         return self.bias if self.has_bias else None

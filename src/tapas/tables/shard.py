@@ -99,7 +99,7 @@ class TableSpec(NamedTuple):
     seed: int = 0
     dtype: torch.dtype = torch.float32
     has_bias: bool = True
-    zero_init: bool = False  # rows start at 0 instead of at random
+    row_scale: float = 1.0  # what initial rows are multiplied by
 
     def layout(self) -> Placement:
         return Placement(self.num_classes, self.num_shards, seed=self.seed, kind=self.placement)
@@ -118,6 +118,5 @@ class TableSpec(NamedTuple):
             bias=start,
             device=None,
         )
-        if self.zero_init:
-            shard.weight.zero_()
+        shard.weight.mul_(self.row_scale)
         return shard

@@ -6,20 +6,16 @@ from typing import TYPE_CHECKING
 
 from tapas.data.description import Description, describe
 from tapas.data.source import command_options
-from tapas.data.times import TEXT_POSITION
 from tapas.escapes import not_an_option, shell_join, shell_path
+from tapas.evaluation.baselines import FOLLOWERS, OWN
 from tapas.evaluation.verdict import LEAST_USERS
 from tapas.heads.own_method import is_own
-from tapas.training.config import HeadConfig
+from tapas.training.config import TrainConfig
+from tapas.training.recipe import FEW_ITEMS, SOME_REPEATS
 from tapas.training.run_folder import CONFIG, RunFolder
 
 if TYPE_CHECKING:
     from tapas.training.run_evaluation import RunsEvaluation
-
-MANY_REPEATS = 0.2  # share of the events
-SOME_REPEATS = 0.05  # enough if counting each user's own items is better than the model
-FEW_ITEMS = 10_000
-OWN_ITEMS = "own most frequent"  # the baseline that repeats a user's items
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +29,28 @@ class Advice:
         return f"{shell_join(self.options)}: {self.reason}"
 
 
-def advise(
-    found: Description,
-    head: HeadConfig | None = None,
-    *,
-    copy: bool = False,
-    better: Collection[str] = (),
-) -> list[Advice]:
-    """Options that fit the log `found` and that a run with `head` and `copy` does not have.
+def advise(found: Description, config: TrainConfig, better: Collection[str]) -> list[Advice]:
+    """Options that fit the log `found` and that a run with `config` does not have.
 
-    `head` is left out before the first run. `better` are baselines that are better than the model
-    of the run.
+    `better` are baselines that are better than the model of the run; without any there is none.
     """
-    head = head or HeadConfig()
-    full_fits = found.num_items < FEW_ITEMS and head.method != "full" and not is_own(head.method)
-    can_copy = full_fits or (
-        head.kind.estimates_probabilities and head.options.get("selection") != "top"
-    )
-    enough = SOME_REPEATS if OWN_ITEMS in better else MANY_REPEATS
-    advice = []
-    if not copy and can_copy and found.time_kind != TEXT_POSITION and found.repeats >= enough:
+    advice, model, head = [], config.model, config.head
+    repeats = found.repeats >= SOME_REPEATS and not config.loop.exclude_seen
+    if OWN in better and repeats and not model.copy:
         reason = f"{100 * found.repeats:.0f} % of events repeat an item that the user had before"
         advice.append(Advice(("--copy",), reason))
-    if full_fits:
+    if FOLLOWERS in better and not model.follow:
+        reason = "counting what follows the latest items is better than the model"
+        advice.append(Advice(("--follow",), reason))
+    if (
+        better
+        and found.num_items <= FEW_ITEMS
+        and head.method != "full"
+        and not is_own(head.method)
+    ):
         reason = f"with {found.num_items:,} items a full softmax is exact and fast enough"
         advice.append(Advice(("--method", "full"), reason))
     return advice
-
-
-def advise_run(run: RunFolder, *, better: Collection[str] = ()) -> list[Advice]:
-    """What to change in the next run on the log of `run`; `better` as for `advise`."""
-    return advise(describe(run.log), run.config.head, copy=run.config.model.copy, better=better)
 
 
 def run_again(run: RunFolder) -> list[str]:
@@ -87,7 +74,8 @@ def advise_evaluated(run: RunFolder, found: "RunsEvaluation") -> list[Advice]:
     lead = found.baselines
     if found.num_users < LEAST_USERS or all(each.above_zero for each in lead.values()):
         return []
-    return advise_run(run, better=[name for name in lead if lead[name].below_zero])
+    better = [name for name in lead if lead[name].below_zero]
+    return advise(describe(run.log), run.config, better)
 
 
 def after_evaluation(

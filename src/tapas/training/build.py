@@ -22,6 +22,8 @@ from tapas.encoders import Encoder, build_encoder, num_parameters
 from tapas.errors import DataError, UsageError
 from tapas.heads import FlatHead
 from tapas.heads.facts import BuildContext
+from tapas.mixture import CopyPart, FollowPart, Mixture, count_transitions
+from tapas.mixture.transitions import counting_bytes
 from tapas.optim import SGD, Adagrad, LazyAdam, RowOptimizer, RowUpdate, RowwiseAdagrad, anchors
 from tapas.shapes import check_device
 from tapas.tables import ClassTable, LocalTable
@@ -33,15 +35,14 @@ from tapas.training.config import (
     ServiceConfig,
     TrainConfig,
 )
-from tapas.training.copy_part import CopyPart, zero_rows
 from tapas.training.memory_plan import MemoryPlan, Workload, check_fits, memory_plan
 from tapas.training.model import SequenceModel
 
 EVALUATIONS = 10
 KEPT_VECTORS = {"mean": 4, "gru": 16, "transformer": 40}  # for each item read, until backward
+SMALL_ROWS = 0.25  # of a transformer, whose queries have a norm of 8: it learns faster so
 MANY_TARGETS = 64  # of an example; if there are more, empty ones are left out
 OUTPUT_TABLE, INPUT_TABLE = "model.head.table", "model.input_table"
-COPY_RATE = "model.copy.rate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class TrainingData:
     windows: Windows | None  # None if the model is only evaluated
     log: EventLog
     train_end: NDArray[np.int64]  # (U,) end of each user's training events
+    counted_end: NDArray[np.int64] | None = None  # of those that counting parts count, if others
 
     def upcoming(self, step: int) -> Tensor:
         """Targets (N, L) of training step `step`."""
@@ -186,9 +188,7 @@ def workload_of(
         inputs=config.model.inputs == "own",
         input_ids=config.loop.batch * config.model.history,
         head_classes=int((train_counts > 0).sum()),
-        encoder_parameters=num_parameters(
-            model.encoder, model.dim, history=model.history, layers=model.layers
-        ),
+        encoder_parameters=num_encoder_parameters(model),
     )
 
 
@@ -209,6 +209,8 @@ def run_memory_plan(
         "counts of classes": train_counts.nbytes,
         "encoder, a step": 4 * model.dim * places * layers * KEPT_VECTORS[model.encoder],
     }
+    if model.follow:
+        more["counting parts"] = counting_bytes(events, len(train_counts))
     return dataclasses.replace(plan, memory=plan.memory | more)
 
 
@@ -222,14 +224,11 @@ def table_specs(config: TrainConfig, num_classes: int) -> dict[str, TableSpec]:
         build_row_optimizer(config.optimizer),
         seed=seed,
         dtype=getattr(torch, config.model.dtype),
+        row_scale=SMALL_ROWS if config.model.encoder == "transformer" else 1.0,
     )
     specs = {OUTPUT_TABLE: spec} if issubclass(config.head.kind, FlatHead) else {}
     if config.model.inputs == "own":
         specs[INPUT_TABLE] = spec._replace(seed=_int64(seed + 1), has_bias=False)
-    if config.model.copy:
-        specs[COPY_RATE] = spec._replace(
-            dim=1, seed=_int64(seed + 2), dtype=torch.float32, has_bias=False, zero_init=True
-        )
     return specs
 
 
@@ -244,8 +243,7 @@ def check_sizes(config: TrainConfig, num_classes: int, checkpoint: Path) -> None
     So a config.toml with absurd sizes does not take memory that its checkpoint does not need.
     """
     record, model = read_record(checkpoint), config.model
-    sizes = {"history": model.history, "layers": model.layers}
-    least, fits = 4 * num_parameters(model.encoder, model.dim, **sizes), True  # bytes
+    least, fits = 4 * num_encoder_parameters(model), True  # bytes
     for name, spec in table_specs(config, num_classes).items():
         table = record["tables"].get(name)
         if table is None:
@@ -255,8 +253,8 @@ def check_sizes(config: TrainConfig, num_classes: int, checkpoint: Path) -> None
     if not fits or least > record["files"][DENSE]["bytes"]:
         raise DataError(
             f"{checkpoint} does not have the sizes of its run: {num_classes:,} items, model.dim "
-            f"{model.dim}, model.history {model.history}, model.layers {model.layers}. Correct "
-            "config.toml, or restore the run from another copy."
+            f"{model.dim}, model.layers {model.layers}. Correct config.toml, or restore the run "
+            "from another copy."
         )
 
 
@@ -301,8 +299,8 @@ def build_model(
                 seed=spec.seed,
                 group=ranks,
             )
-        if spec.zero_init:
-            zero_rows(table)
+        with torch.no_grad():
+            table.state_dict()["weight"].mul_(spec.row_scale)
         return table
 
     specs = table_specs(config, num_classes)
@@ -320,9 +318,6 @@ def build_model(
             upcoming=None if data is None else data.upcoming,
         ),
     )
-    copy = None
-    if config.model.copy:
-        copy = CopyPart(num_classes, dim, history=config.model.history, rate=tables[COPY_RATE])
     half = config.loop.precision == "bfloat16"
     return SequenceModel(
         encoder_of(config.model, seed),
@@ -330,14 +325,33 @@ def build_model(
         inputs=tables.get(INPUT_TABLE),
         encoder_dtype=torch.bfloat16 if half else torch.float32,
         target_decay=config.head.target_decay,
-        copy=copy,
+        mixture=None if data is None else build_mixture(config.model, data),
+        history=config.model.history,
     )
+
+
+def build_mixture(config: ModelConfig, data: TrainingData) -> Mixture | None:
+    """The counting parts of a model, which count the events of `data`."""
+    if not config.copy and not config.follow:
+        return None
+    log, follow = data.log, None
+    if config.follow:
+        end = data.train_end if data.counted_end is None else data.counted_end
+        arrays = log.items, log.times, log.offsets, end
+        follow = FollowPart(count_transitions(*arrays, log.num_items))
+    return Mixture(log.num_items, copy=CopyPart() if config.copy else None, follow=follow)
 
 
 def bias_from_counts(train_counts: NDArray[np.int64]) -> torch.Tensor:
     """Initial biases (C,): log frequencies of the classes in training, with add-one smoothing."""
     counts = torch.from_numpy(train_counts).double().add_(1)
     return counts.div_(counts.sum()).log_().float()
+
+
+def num_encoder_parameters(model: ModelConfig) -> int:
+    """The number of parameters of `encoder_of`, without building it."""
+    heads = model.attention_heads
+    return num_parameters(model.encoder, model.dim, layers=model.layers, attention_heads=heads)
 
 
 def encoder_of(config: ModelConfig, seed: int) -> Encoder:

@@ -17,6 +17,7 @@ from tapas.heads import FlatHead, Head, known_methods, method_class
 from tapas.heads.facts import check_options
 from tapas.heads.own_method import is_own
 from tapas.json_toml import parse_toml
+from tapas.mixture.follow_part import RECENT
 from tapas.regular_file import read_given
 from tapas.rng import check_seed
 
@@ -27,6 +28,7 @@ RENAMED = {"model": {"repeats": "copy"}}  # by section: names of earlier version
 MOST = 2**31 - 1  # of counts: many more than any machine can hold
 MOST_STEPS = 10**15
 MOST_PROCESSES = 100_000
+PAST_EVENTS = 1_000  # of a history that a model with model.copy counts
 
 
 def one_of(name: str, value: str, options: tuple[str, ...]) -> None:
@@ -108,7 +110,8 @@ class ModelConfig:
     attention_heads: int = 2  # attention heads of the transformer
     dropout: float = 0.0  # dropout rate of the encoder
     inputs: str = "own"  # input vectors of the encoder: its "own", or "shared" with the softmax
-    copy: bool = False  # mix in a learned distribution over the items of the history
+    copy: bool = False  # also offer the items of the history, by how often and how recent
+    follow: bool = False  # also offer what followed the latest items in training, as counted
     dtype: str = "float32"  # number type of class and input vectors: "float32" or "bfloat16"
 
     def __post_init__(self) -> None:
@@ -120,6 +123,11 @@ class ModelConfig:
         at_least("model.attention_heads", self.attention_heads, 1)
         within("model.dropout", self.dropout, 0, 0.95)
 
+    @property
+    def reads(self) -> int:
+        """How many of the latest events a model reads: the encoder, or the counting parts."""
+        return max(self.history, PAST_EVENTS) if self.copy else max(self.history, RECENT)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
@@ -129,6 +137,8 @@ class OptimizerConfig:
     rows_lr: float = 0.1  # learning rate of the class vectors
     encoder: str = "adamw"  # optimizer of the encoder: "adamw" or "adagrad"
     encoder_lr: float = 0.002  # learning rate of the encoder
+    warmup: float = 0.0  # share of the steps over which both learning rates rise from 0
+    schedule: str = "constant"  # then they are "constant", or fall to 0 along a "cosine"
     weight_decay: float = 0.0  # weight decay of both optimizers
     clip: float | None = 1.0  # largest gradient norm of the encoder
 
@@ -137,6 +147,8 @@ class OptimizerConfig:
         one_of("optimizer.encoder", self.encoder, ("adamw", "adagrad"))
         within("optimizer.rows_lr", self.rows_lr, 1e-12, 1e6)
         within("optimizer.encoder_lr", self.encoder_lr, 1e-12, 1e6)
+        within("optimizer.warmup", self.warmup, 0, 1)
+        one_of("optimizer.schedule", self.schedule, ("constant", "cosine"))
         within("optimizer.weight_decay", self.weight_decay, 0, 1e6)
         if self.clip is not None:
             within("optimizer.clip", self.clip, 1e-12, 1e12)
@@ -237,17 +249,6 @@ class TrainConfig:
                 f"model.inputs is 'shared', but the method '{method}' has no class vectors to "
                 "share. Use 'own'."
             )
-        if self.model.copy and not kind.estimates_probabilities:
-            raise UsageError(
-                f"model.copy needs softmax probabilities, which the method '{method}' does not "
-                "estimate. Use 'tapas', 'sampled' or 'full'."
-            )
-        is_top = options.get("selection") == "top" and options.get("presample_factor") != 1
-        if self.model.copy and is_top:
-            raise UsageError(
-                "model.copy needs softmax probabilities, which head.selection 'top' overestimates "
-                "by design. Use 'priority'."
-            )
 
 
 _TYPES: dict[str, Any] = {
@@ -293,6 +294,22 @@ def build_config(*layers: Mapping[str, Mapping[str, JSON]]) -> TrainConfig:
         raise UsageError("log.files is missing: name the files of the log.")
     head = HeadConfig.of(**merged.pop("head"))
     return TrainConfig(head=head, **{name: _TYPES[name](**t) for name, t in merged.items()})
+
+
+# how others judge, by name: settings of the section that they stand in
+PROTOCOLS: dict[str, dict[str, dict[str, JSON]]] = {
+    "leave-one-out": {
+        "log": {"ties": "file"},
+        "split": {"kind": "last", "validation": 1, "test": 1},
+        "head": {"next_items": 1},
+        "loop": {"exclude_seen": True},
+    }
+}
+
+
+def names_in(*layers: Mapping[str, Mapping[str, JSON]]) -> set[str]:
+    """The settings that `layers` name, such as "model.dim"."""
+    return {f"{section}.{name}" for layer in layers for section in layer for name in layer[section]}
 
 
 def without_replaced(

@@ -19,9 +19,11 @@ from tapas.data.table_files import write_frame
 from tapas.data.windows import gather_histories
 from tapas.errors import UsageError
 from tapas.retrieval import export_embeddings, export_encoder
+from tapas.retrieval.counting_parts import write_counting_parts
 from tapas.retrieval.encoder_export import QueryModule
 from tapas.retrieval.encoder_weights import write_encoder
 from tapas.retrieval.export_folder import (
+    COUNTING,
     ENCODER_PROGRAM,
     ENCODER_WEIGHTS,
     EXPORT_FORMAT,
@@ -78,13 +80,7 @@ def export_model(
     `index` is the kind of the FAISS index, `recall` the share of the exact lists that it must
     find. `force` replaces an export in the folder `to`. A failure leaves no file.
     """
-    copies = run.config.model.copy
-    if copies and not to.suffix:
-        raise UsageError(
-            f"{run.path} was trained with model.copy, and the part that copies from the history "
-            "cannot be exported. Recommend from the run itself, or train without it."
-        )
-    model, at = load_model(run, step)
+    model, at = load_model(run, step, whole_log=True)
     if to.suffix == ".faiss":
         written = _faiss(run, model, to, index or "exact", recall)
     elif to.suffix == ".safetensors":
@@ -95,7 +91,7 @@ def export_model(
         written = _encoder(run, model, to)
     else:
         written = _folder(run, model, at, to, index, recall, force)
-    part = {"part": "softmax"} if copies else {}
+    part = {"part": "softmax"} if model.mixture is not None and to.suffix else {}
     return Written(written.words, {"step": at, **written.numbers, **part})
 
 
@@ -251,23 +247,32 @@ def _folder(
             _encoder(run, model, unfinished / ENCODER_PROGRAM),
         ]
         settings = _weights(run, model, unfinished / ENCODER_WEIGHTS)
+        if model.mixture is not None:
+            write_counting_parts(unfinished / COUNTING, model.mixture)
         if kind is not None:
             file = unfinished / "index.faiss"
             written.append(_faiss(run, model, file, kind, recall))
         numbers = {name: value for part in written for name, value in part.numbers.items()}
-        serving = {
+        serving: dict[str, Any] = {
             "score": "probability" if model.head.targets_softmax else "score",
             "exclude_seen": run.config.loop.exclude_seen,
             "encoder": settings,
         }
+        if model.mixture is not None:
+            serving["reads"] = run.config.model.reads
         readme = export_readme(
             at,
             numbers,
             index=written[-1].words if kind else None,
             has_rare=run.log.item_keys.rare_id is not None,
+            has_counts=model.mixture is not None,
         )
         (unfinished / "README.txt").write_text(readme, encoding="utf-8")
-        about = {"format": EXPORT_FORMAT, "tapas": __version__, "step": at}
+        about = {
+            "format": 1 if model.mixture is None else EXPORT_FORMAT,  # which older versions refuse
+            "tapas": __version__,
+            "step": at,
+        }
         files = {file.name: checksum(file) for file in sorted(unfinished.iterdir())}
         record = {**about, **numbers, **serving, "files": files}
         write_json(unfinished / EXPORT_RECORD, record)

@@ -21,10 +21,15 @@ encoder.safetensors     the weights of the same encoder, for `tapas recommend`
 embeddings.safetensors  weight ({items}, {dim}) and bias ({items},); the score of an item is
                         query . weight + bias. keys: the keys of all items, JSON as bytes
 items.parquet           columns key and count; row i is item i
-{index}export.json             sizes and format, for programs
+{counting}{index}export.json             sizes and format, for programs
 {rare}
 Histories contain known items only: leave others out. For the best items of a history:
 
+"""
+
+COUNTING = """\
+counting.safetensors    counts of items, which `tapas recommend` mixes into its lists; those of
+                        other programs, such as the one below, go by the scores alone
 """
 
 INDEX = """\
@@ -84,7 +89,9 @@ SEARCH_ALL = """\
 """
 
 
-def export_readme(step: int, numbers: dict[str, Any], *, index: str | None, has_rare: bool) -> str:
+def export_readme(
+    step: int, numbers: dict[str, Any], *, index: str | None, has_rare: bool, has_counts: bool
+) -> str:
     """The text for an export with these `numbers`; `index` describes its FAISS index, if any."""
     rare = RARE.format(index="" if index is None else " and index.keys.json")
     files = FILES.format(
@@ -93,6 +100,7 @@ def export_readme(step: int, numbers: dict[str, Any], *, index: str | None, has_
         last=numbers["items"] - 1,
         faiss=" (and safetensors)" if index is None else ", FAISS for the index",
         rare=rare if has_rare else "",
+        counting=COUNTING if has_counts else "",
         index="" if index is None else INDEX.format(words=index),
         **{name: numbers[name] for name in ("items", "dim", "history")},
     )

@@ -19,7 +19,6 @@ from tapas.data.splits import Split, split_log
 from tapas.errors import UsageError
 from tapas.heads import FlatHead
 from tapas.training.build import (
-    COPY_RATE,
     bias_from_counts,
     build_row_optimizer,
     resolve_config,
@@ -91,10 +90,7 @@ def grow_run(
 
 def new_rows(config: TrainConfig) -> NewRows:
     """How the rows of new classes start in a run with `config`."""
-    return NewRows(
-        optimizer=build_row_optimizer(config.optimizer),
-        zero_tables={COPY_RATE},
-    )
+    return NewRows(optimizer=build_row_optimizer(config.optimizer))
 
 
 def check_can_grow(config: TrainConfig) -> None:

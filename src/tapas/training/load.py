@@ -43,7 +43,7 @@ def load(
     if not is_export(path):
         run = open_run(path)
         place = check_device("device", "cpu" if device is None else device)
-        model, step = load_model(run, step)
+        model, step = load_model(run, step, whole_log=True)
         _check_finite(model, path, step)
         return RunModel(run, model.to(place), step)
     if step is not None:
@@ -72,15 +72,20 @@ class RunModel(Recommender):
             item_keys=run.log.item_keys,
             log=run.log,
             source=run.config.log,
-            history_length=run.config.model.history,
+            history_length=run.config.model.reads,
             score="probability" if model.head.targets_softmax else "score",
             exclude_seen=run.config.loop.exclude_seen,
         )
 
     def ranked(
-        self, items: Tensor, lengths: Tensor, k: int, exclude: Tensor | None
+        self,
+        items: Tensor,
+        lengths: Tensor,
+        k: int,
+        exclude: Tensor | None,
+        age: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        prediction = self._model.predict(items, lengths)
+        prediction = self._model.predict(items, lengths, age)
         if self.score == "probability":
             return prediction.topk_log_prob(k, exclude)
         return prediction.topk(k, exclude)

@@ -1,4 +1,4 @@
-"""The sequence model: input vectors, an encoder, a softmax head and an optional copy part."""
+"""The sequence model: input vectors, an encoder, a softmax head and perhaps counting parts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from tapas.data.windows import SequenceBatch
-from tapas.encoders import Encoder, Places, last_state
+from tapas.encoders import Encoder, Places, last_state, latest
 from tapas.errors import UsageError
-from tapas.heads import FlatHead, Head, SharedSample, TapasSoftmax
+from tapas.heads import FlatHead, Head, TapasSoftmax
+from tapas.mixture import Mixed, Mixture, Past, softmax_part
 from tapas.tables import ClassTable
-from tapas.training.copy_part import CopyDistribution, CopyPart
 
 PLACES_AT_ONCE = 1 << 13  # positions of histories that are encoded at a time to predict
 
@@ -21,9 +21,10 @@ class SequenceModel(nn.Module):
     """Predicts the next items of a history.
 
     `inputs` is the table of item vectors that the encoder reads; if left out, the encoder reads
-    the rows of the softmax. Only rows of items in the batch are read and updated. With `copy`,
-    part of the probability is copied from the history. Batches may be on any device; they are
-    moved to that of the tables.
+    the rows of the softmax. Only rows of items in the batch are read and updated. `mixture` adds
+    counting parts to what the model predicts; they do not take part in its loss. The encoder reads
+    the last `history` items of longer histories. Batches may be on any device; they are moved to
+    that of the tables.
     """
 
     def __init__(
@@ -34,21 +35,17 @@ class SequenceModel(nn.Module):
         inputs: ClassTable | None = None,
         encoder_dtype: torch.dtype = torch.float32,
         target_decay: float = 1.0,
-        copy: CopyPart | None = None,
+        mixture: Mixture | None = None,
+        history: int | None = None,
     ):
         super().__init__()
         self.encoder, self.head, self.input_table = encoder, head, inputs
-        self.copy = copy
+        self.mixture, self.history = mixture, history
         self.encoder_dtype, self.target_decay = encoder_dtype, target_decay
         if not self.inputs.dim == encoder.dim == head.dim:
             raise UsageError(
                 f"inputs, encoder and head have {self.inputs.dim}, {encoder.dim} and "
                 f"{head.dim} dimensions; expected the same dim for all three."
-            )
-        if copy is not None and not isinstance(head, SharedSample):
-            raise UsageError(
-                f"a copy part needs softmax probabilities, which the method '{head.method}' does "
-                "not estimate. Leave `copy` out, or use TapasSoftmax."
             )
 
     @property
@@ -126,18 +123,10 @@ class SequenceModel(nn.Module):
         rows = self._rows(items, places)
         query = self._queries(rows, places, query_index, generator)
         before = items.reshape(-1)[query_index] if self.head.wants_context else None
-        if self.copy is None:
-            is_plain = self.target_decay == 1 and batch.weight is None
-            weight = None if is_plain else self._target_weights(batch, batch.target)
-            loss: Tensor = self.head(query, batch.target, weight, context=before)
-            return loss
-        target = batch.target.to(device)
-        softmax = self.head.sampled_log_prob(query, target, context=before)  # type: ignore[operator]
-        copies: CopyDistribution = self.copy(query, places.pad(rows), items, query_index)
-        log_prob = copies.log_prob(softmax, target).masked_fill(target < 0, 0.0)
-        cost = -(log_prob * self._target_weights(batch, target)).sum(dim=1)
-        mean_size = self.head.ranks.mean(len(cost))
-        return cost.mean() if mean_size == len(cost) else cost.sum() / mean_size
+        is_plain = self.target_decay == 1 and batch.weight is None
+        weight = None if is_plain else self._target_weights(batch, batch.target)
+        loss: Tensor = self.head(query, batch.target, weight, context=before)
+        return loss
 
     def _target_weights(self, batch: SequenceBatch, target: Tensor) -> Tensor:
         """Weights (Q, L) of `target` (Q, L), on its device: those of its place and of its event."""
@@ -147,22 +136,29 @@ class SequenceModel(nn.Module):
     @torch.no_grad()
     def query(self, items: Tensor, lengths: Tensor) -> Tensor:
         """Queries (B, D) after the last item of each history."""
+        if self.history is not None:
+            items, lengths = latest(items, lengths, self.history)
         states = self.states(items, lengths)
         return last_state(states, lengths.to(states.device))
 
     @torch.no_grad()
-    def predict(self, items: Tensor, lengths: Tensor) -> "Prediction":
-        """Predict what follows the last item of each history, rows of `items` (B, T)."""
+    def predict(self, items: Tensor, lengths: Tensor, age: Tensor | None = None) -> "Prediction":
+        """Predict what follows the last item of each history, rows of `items` (B, T).
+
+        `age` (B, T) is how many baskets ago each event was, 1 for the last basket; without it
+        each event is a basket of its own.
+        """
         if len(lengths) and int(lengths.min()) < 1:
             raise UsageError("a history is empty; expected at least one item in each.")
+        past = None
+        if self.mixture is not None:
+            past = Past.of(items.cpu(), lengths.cpu(), None if age is None else age.cpu())
         items, lengths = items.to(self.inputs.device), lengths.to(self.inputs.device)
+        if self.history is not None:
+            items, lengths = latest(items, lengths, self.history)
         places = Places.of(lengths, items.shape[1])
-        rows = self._rows(items, places)
-        query = self._last_queries(rows, places)
-        if self.copy is None:
-            return Prediction(self.head, query, None)
-        query_index = torch.arange(len(items), device=items.device) * items.shape[1] + lengths - 1
-        return Prediction(self.head, query, self.copy(query, places.pad(rows), items, query_index))
+        query = self._last_queries(self._rows(items, places), places)
+        return Prediction(self.head, query, self.mixture, past)
 
     def _last_queries(self, rows: Tensor, places: Places) -> Tensor:
         """Queries (B, D) after the last of the events with vectors `rows` (N, D).
@@ -184,74 +180,81 @@ class Prediction:
 
     head: Head
     query: Tensor  # (B, D)
-    copies: CopyDistribution | None  # None for a model without a copy part
+    mixture: Mixture | None = None
+    past: Past | None = None  # what counting parts read
 
     @property
     def num_classes(self) -> int:
         return self.head.num_classes
 
+    def mixed(self, exclude: Tensor | None = None) -> Mixed:
+        """What counting parts add to the softmax; they offer no class in `exclude` (B, E)."""
+        if self.mixture is None or self.past is None:
+            raise UsageError("this model has no counting parts.")
+        banned = None if exclude is None else exclude.cpu()
+        mixed: Mixed = self.mixture(self.past, banned)
+        return mixed.to(self.query.device)
+
+    @property
+    def scale(self) -> float:
+        """What logits of the softmax are multiplied by."""
+        return 1.0 if self.mixture is None else float(self.mixture.scale)
+
     def topk(self, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Scores and ids of the k best classes of each history, (B, k) each; see `Head.topk`.
 
-        Scores are logits, or log-probabilities for a model with a copy part.
+        Scores are logits, or log-probabilities for a model with counting parts.
         """
-        if self.copies is None:
+        if self.mixture is None:
             return self.head.topk(self.query, k, exclude=exclude)
         return self.topk_log_prob(k, exclude)
 
     def topk_log_prob(self, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`topk` with exact log-probabilities instead of scores."""
-        if self.copies is None:
+        if self.mixture is None:
             return self.head.topk_log_prob(self.query, k, exclude=exclude)
-        best, log_prob = best_classes(self.head, self.query, k, exclude)
-        return self.copies.topk(best, log_prob, self.num_classes, exclude)
+        best, log_prob = best_classes(self.head, self.query, k, exclude, self.scale)
+        return self.mixed(exclude).topk(best, log_prob, self.num_classes, exclude)
 
     def topk_and_log_prob(
         self, k: int, ids: Tensor, exclude: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The ids (B, k) of `topk` and `log_prob` of `ids` (B, L), in one pass over the rows."""
-        best, log_prob = best_classes(self.head, self.query, k, exclude)
+        """The ids (B, k) of `topk`, and log-probabilities (B, L) of `ids` (B, L), in one pass.
+
+        They are those of `log_prob`; but counting parts offer no class in `exclude`, and what
+        they would have given to it goes to others.
+        """
+        best, log_prob = best_classes(self.head, self.query, k, exclude, self.scale)
         softmax = log_prob(ids)
-        if self.copies is None:
+        if self.mixture is None:
             return best, softmax
-        _, best = self.copies.topk(best, log_prob, self.num_classes, exclude)
-        return best, self.copies.log_prob(softmax, ids.to(softmax.device))
+        mixed = self.mixed(exclude)
+        _, best = mixed.topk(best, log_prob, self.num_classes, exclude)
+        return best, mixed.log_prob(softmax, ids.to(softmax.device))
 
     def log_prob(self, ids: Tensor) -> Tensor:
         """Exact log-probabilities (B, L) of `ids` (B, L)."""
-        softmax = self.head.log_prob(self.query, ids)
-        if self.copies is None:
-            return softmax
-        return self.copies.log_prob(softmax, ids.to(softmax.device))
+        if self.mixture is None:
+            return self.head.log_prob(self.query, ids)
+        if isinstance(self.head, FlatHead):
+            softmax = softmax_part.log_prob_of(self.head.table, self.query, ids, self.scale)
+        else:
+            softmax = self.head.log_prob(self.query, ids)
+        return self.mixed().log_prob(softmax, ids.to(softmax.device))
 
 
 def best_classes(
-    head: Head, query: Tensor, k: int, exclude: Tensor | None
+    head: Head, query: Tensor, k: int, exclude: Tensor | None, scale: float = 1.0
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Ids (B, k) of the best classes of `query` (B, D), and a function that is `head.log_prob`.
+    """Ids (B, k) of the best classes of `query` (B, D), and a function for log-probabilities.
 
-    If all rows are in this process, it needs no other pass over them: a log-probability is that
-    of the best class and the difference of the two logits.
+    It returns those of ids (B, L). Only methods with a table of class vectors have logits that
+    `scale` can multiply.
     """
-    if not isinstance(head, FlatHead) or head.ranks.size > 1:
-        _, best = head.topk(query, k, exclude=exclude)
-        return best, partial(head.log_prob, query)
-    top, best = head.topk_log_prob(query, k, exclude=exclude)
-    table = head.table
-
-    @torch.no_grad()
-    def log_prob(ids: Tensor) -> Tensor:
-        first = best[:, :1]
-        if bool((first < 0).any()):  # all classes are excluded
-            return head.log_prob(query, ids)
-        ids = torch.cat([first, ids.to(first.device)], dim=1)
-        weight, bias = table.rows(ids.reshape(-1))
-        with torch.autocast(query.device.type, enabled=False):
-            logit = torch.einsum("bld,bd->bl", weight.view(*ids.shape, table.dim), query)
-        logit += bias.view_as(ids)
-        return logit[:, 1:] - logit[:, :1] + top[:, :1]
-
-    return best, log_prob
+    if isinstance(head, FlatHead):
+        return softmax_part.best_classes(head.table, query, k, exclude, scale)
+    _, best = head.topk(query, k, exclude=exclude)
+    return best, partial(head.log_prob, query)
 
 
 def target_weights(target: Tensor, decay: float) -> Tensor:

@@ -3,7 +3,8 @@
 `tapas.servers.run` has the same two functions for workers and servers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from tapas.checkpoints.model import read_checkpoint
 from tapas.data.description import describe_reading, describe_split
 from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
-from tapas.data.splits import Split, check_users, split_log
+from tapas.data.splits import NONE, Split, check_users, split_log
 from tapas.errors import UsageError
 from tapas.peak_memory import forget_peak, peak_bytes
 from tapas.shapes import check_device
@@ -25,7 +26,9 @@ from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingSetup, build_training, check_sizes, resolve_service
 from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal, NoJournal
+from tapas.training.learning_rate import learning_rates
 from tapas.training.memory_plan import describe_memory
+from tapas.training.recipe import choose_settings
 from tapas.training.run_folder import (
     RunFolder,
     check_free,
@@ -35,6 +38,7 @@ from tapas.training.run_folder import (
     write_config,
 )
 from tapas.training.step import LocalSteps
+from tapas.training.time_budget import fit_to_time
 from tapas.training.trainer import Progress, Trainer, TrainResult
 from tapas.training.validation import describe_training, validation_examples, validator
 
@@ -49,6 +53,8 @@ def train(
     out: Path,
     *,
     cache: Path,
+    given: Collection[str] | None = None,
+    seconds: float | None = None,
     ranks: Ranks = ONE_PROCESS,
     status: Status = lambda words: None,
     on_progress: OnProgress = lambda progress: None,
@@ -56,21 +62,30 @@ def train(
 ) -> TrainResult:
     """Read and split the log, train, and write everything into the new folder `out`.
 
-    All `ranks` must see the same folders. Prepared logs are cached in `cache`. `status` is called
+    All `ranks` must see the same folders. Prepared logs are cached in `cache`. With `given`,
+    settings other than these, such as "model.dim", are chosen from the log. With `seconds`, there
+    are as many steps as fit into that time, all of this function counted. `status` is called
     with messages for the user, `should_stop` after every step; if it returns True, training stops
     with a checkpoint.
     """
-    _check_no_servers(config)
-    config, log, split = read_log(config, out, cache=cache, status=status, ranks=ranks)
+    check_no_servers(config)
+    started = time.monotonic()
+    config, log, split = read_log(config, out, cache=cache, given=given, status=status, ranks=ranks)
     forget_peak()  # that of reading the log
     setup = build_training(config, log, split, ranks)
+    if seconds is not None:
+        validate = validator(setup.config, log, split, ranks)
+        left = seconds - (time.monotonic() - started)
+        config, words = fit_to_time(setup, validate, left, ranks)
+        status(words)
+        setup = build_training(config, log, split, ranks)
     run = ranks.main_first(
         "create the run folder",
         lambda: create_run(out, setup.config, log) if ranks.is_main else open_run(out),
     )
     with exclusive(out) if ranks.is_main else nullcontext():
-        status(_describe_start(setup.config, split, ranks))
-        with _trainer(run, split, setup, None, ranks) as trainer:
+        status(describe_start(setup.config, split, ranks))
+        with opened_trainer(run, split, setup, None, ranks) as trainer:
             found = trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
         if found.reason != "interrupted":
             status(describe_memory(setup.plan, peak_bytes()))
@@ -97,7 +112,7 @@ def resume(
     run = ranks.main_first(
         "open the run", lambda: reopen(folder, service, everything=ranks.is_main)
     )
-    _check_no_servers(run.config)
+    check_no_servers(run.config)
     torch.set_num_threads(run.num_threads)  # another number would change the order of sums
     split = split_log(run.log, run.config.split)
     if run.checkpoints.steps():
@@ -115,8 +130,8 @@ def resume(
             status(f"Warning: torchrun has restarted all ranks (restart {restarts}).")
         warn_of_unreadable(run, status)
         status(describe_resume(checkpoint, run.checkpoints.steps()))
-        status(_describe_start(setup.config, split, ranks))
-        with _trainer(run, split, setup, checkpoint, ranks) as trainer:
+        status(describe_start(setup.config, split, ranks))
+        with opened_trainer(run, split, setup, checkpoint, ranks) as trainer:
             if restarts:
                 number = checkpoint.step if checkpoint else 0
                 trainer.journal.write(number, "restart", process="all ranks", restarts=restarts)
@@ -127,12 +142,24 @@ def resume(
 
 
 def read_log(
-    config: TrainConfig, out: Path, *, cache: Path, status: Status, ranks: Ranks
+    config: TrainConfig,
+    out: Path,
+    *,
+    cache: Path,
+    given: Collection[str] | None = None,
+    status: Status,
+    ranks: Ranks,
 ) -> tuple[TrainConfig, EventLog, Split]:
     """The log of a new run and its split, and `config` with the absolute paths and columns of it.
 
-    Raises UsageError early if `out` or the device cannot be used.
+    With `given`, settings other than these are chosen from the log. Raises UsageError early if
+    `out` or the device cannot be used.
     """
+    if config.split.kind == NONE:
+        raise UsageError(
+            "a run that holds out nothing cannot choose its best checkpoint. Train one that does, "
+            "and then `tapas train --like RUN --out FOLDER` on the whole log."
+        )
     if config.split.validation == 0:
         raise UsageError(
             "split.validation is 0, but training chooses the best checkpoint on validation data. "
@@ -151,6 +178,10 @@ def read_log(
         status(words)
     if warning := check_users(log, split):
         status(warning)
+    if given is not None:
+        config, choices = choose_settings(config, log, split, given)
+        for words in map(str, choices):
+            status(f"Chosen: {words}.")
     longest = int(np.diff(log.offsets).max())
     if config.model.history > max(longest, LONG_HISTORY):
         status(
@@ -193,24 +224,24 @@ def describe_resume(checkpoint: Checkpoint | None, steps: Sequence[int]) -> str:
     return words
 
 
-def _describe_start(config: TrainConfig, split: Split, ranks: Ranks) -> str:
+def describe_start(config: TrainConfig, split: Split, ranks: Ranks) -> str:
     where = "" if ranks.size == 1 else f", rows on {ranks.size} ranks"
     return f"{describe_training(config, split)}{where}."
 
 
 @contextmanager
-def _trainer(
+def opened_trainer(
     run: RunFolder, split: Split, setup: TrainingSetup, checkpoint: Checkpoint | None, ranks: Ranks
 ) -> Iterator[Trainer]:
     """A trainer of `run` that continues from `checkpoint`, with an open journal."""
     config, step = setup.config, checkpoint.step if checkpoint else 0
-    validate = validator(run, split, ranks)
+    validate = validator(config, run.log, split, ranks) if len(split.validation) else None
     steps = LocalSteps(
         setup.model,
         setup.windows,
         setup.optimizer,
         seed=config.loop.seed,
-        clip=config.optimizer.clip,
+        rates=learning_rates(config),
         ranks=ranks,
     )
     with Journal(run.path, resume_at=step) if ranks.is_main else NoJournal() as journal:
@@ -222,7 +253,7 @@ def _trainer(
         yield trainer
 
 
-def _check_no_servers(config: TrainConfig) -> None:
+def check_no_servers(config: TrainConfig) -> None:
     if config.service.servers:
         raise UsageError(
             f"service.servers is {config.service.servers}; expected 0 for a run without servers. "

@@ -15,7 +15,7 @@ from tapas.escapes import shell_path
 from tapas.evaluation.evaluate import Evaluation, evaluate, held_out
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import ListOptions, ranked_lists
-from tapas.evaluation.scores import LIST_LENGTH, RankedLists
+from tapas.evaluation.scores import CUTOFFS, LIST_LENGTH, RankedLists
 from tapas.evaluation.verdict import LEAST_USERS, beside, beside_baselines, too_few
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingData, build_model, check_sizes
@@ -24,12 +24,17 @@ from tapas.training.run_folder import RunFolder, best_step
 
 
 def load_model(
-    run: RunFolder, step: int | None = None, ranks: Ranks = ONE_PROCESS
+    run: RunFolder,
+    step: int | None = None,
+    ranks: Ranks = ONE_PROCESS,
+    *,
+    whole_log: bool = False,
 ) -> tuple[SequenceModel, int]:
     """Load the model of `run` at checkpoint `step`; returns the model and the step.
 
     By default the best checkpoint, or the newest if none is marked as best. Each of `ranks` loads
-    its shard of the rows.
+    its shard of the rows. Counting parts count the training events; with `whole_log` all events,
+    for a model that recommends and is not judged.
     """
     split = split_log(run.log, run.config.split)
     if not run.checkpoints.steps():
@@ -39,7 +44,8 @@ def load_model(
         )
     step = best_step(run.checkpoints) if step is None else step
     check_sizes(run.config, run.log.num_items, run.checkpoints.find(step)[1])
-    data = TrainingData(None, run.log, split.train_end)
+    counted = np.asarray(run.log.offsets)[1:] if whole_log else split.train_end
+    data = TrainingData(None, run.log, split.train_end, counted)
     model = build_model(run.config, split.train_counts, ranks, data=data, to_load=True)
     checkpoint = read_checkpoint(run.checkpoints, model, step, ranks, everything=False)
     load_model_state(model, checkpoint)
@@ -49,7 +55,7 @@ def load_model(
 def list_options(run: RunFolder, exclude_seen: bool | None = None) -> ListOptions:
     """What recommendations of `run` may contain; `exclude_seen` defaults to that of the run."""
     exclude = run.config.loop.exclude_seen if exclude_seen is None else exclude_seen
-    return ListOptions(run.config.model.history, exclude, run.log.item_keys.rare_id)
+    return ListOptions(run.config.model.reads, exclude, run.log.item_keys.rare_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,7 @@ def evaluate_runs(
     step: int | None = None,
     exclude_seen: bool | None = None,
     limit: int | None = None,
+    cutoffs: Sequence[int] = CUTOFFS,
     against: Sequence[Path] = (),
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ranks: Ranks = ONE_PROCESS,
@@ -126,7 +133,8 @@ def evaluate_runs(
     before = total - len(points)
     evaluation = evaluate(
         model, first.log, splits, options,
-        num_targets=num_targets, split_name=split, limit=limit, others=rivals | lists,
+        num_targets=num_targets, split_name=split, limit=limit, cutoffs=cutoffs,
+        others=rivals | lists,
         on_progress=lambda done, _: on_progress(before + done, total), ranks=ranks,
     )  # fmt: skip
     return RunsEvaluation(evaluation, {_name(first): at, **steps}, counts)

@@ -14,11 +14,16 @@ from tapas.checkpoints.model import (
 )
 from tapas.data.windows import SequenceBatch, Windows
 from tapas.errors import DataError
+from tapas.native.memory import trim_heap
 from tapas.rng import stream
+from tapas.tables import ClassTable
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.journal import Value
+from tapas.training.learning_rate import LearningRates
 from tapas.training.model import SequenceModel
 from tapas.training.parallel import average_gradients, local_batch
+
+TRIM_EVERY = 32  # steps
 
 
 class StepRunner(Protocol):
@@ -67,20 +72,25 @@ class LocalSteps:
         optimizer: torch.optim.Optimizer,
         *,
         seed: int,
-        clip: float | None,
+        rates: LearningRates,
         ranks: Ranks = ONE_PROCESS,
     ):
         self.model, self.windows, self.optimizer = model, windows, optimizer
-        self.seed, self.clip, self.ranks = seed, clip, ranks
+        self.seed, self.rates, self.ranks = seed, rates, ranks
+        self._tables = [module for module in model.modules() if isinstance(module, ClassTable)]
 
     def run_step(self, number: int, until: int) -> float:
+        self.rates.set_encoder(number, self.optimizer)
+        self.rates.set_rows(number, self._tables)
+        if number % TRIM_EVERY == 0:
+            trim_heap()
         return step(
             self.model,
             self.optimizer,
             self.windows.batch(number),
             seed=self.seed,
             number=number,
-            clip=self.clip,
+            clip=self.rates.config.clip,
             ranks=self.ranks,
         )
 

@@ -57,13 +57,16 @@ class TrainResult:
 
 
 class Trainer:
-    """Trains `model` with `steps`; `validate` returns its metrics, "map@20" among them."""
+    """Trains `model` with `steps`; `validate` returns its metrics, "map@20" among them.
+
+    Without it the model is not evaluated, and the newest checkpoint counts as the best.
+    """
 
     def __init__(
         self,
         model: SequenceModel,
         steps: StepRunner,
-        validate: Callable[[SequenceModel], dict[str, float]],
+        validate: Callable[[SequenceModel], dict[str, float]] | None,
         checkpoints: CheckpointFolder,
         journal: Journal,
         *,
@@ -138,12 +141,16 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Evaluate, write the journal, and return whether the model is the best so far."""
         state = self.state
-        numbers = self.validate(self.model)
+        numbers = {} if self.validate is None else self.validate(self.model)
         mean = state.loss_sum / max(1, state.loss_steps)
         state.loss_sum, state.loss_steps = 0.0, 0
         # metrics are means of float32 values: 7 digits are all that they have
         shown = {name: float(f"{value:.7g}") for name, value in numbers.items()}
         self.journal.write(state.step, "evaluate", train_loss=mean, **shown)
+        if not numbers:
+            state.best_step = state.step
+            self._on_progress(Progress(state.step, self.num_steps, mean, None))
+            return True
         value = numbers["map@20"]
         is_best = state.best is None or not value <= state.best
         if is_best:
@@ -166,6 +173,10 @@ class Trainer:
             self.journal.write(step, event, **numbers)
             if event == "restart":
                 self._status(_describe_restart(**numbers))
+
+    def save(self) -> None:
+        """Save a checkpoint of the state now, which counts as the best so far."""
+        self._save(best=True)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from `checkpoint`."""

@@ -9,22 +9,31 @@ from numpy.typing import NDArray
 
 from tapas.data.event_log import EventLog
 from tapas.data.splits import EvalPoints, Split, next_items_at
-from tapas.evaluation.ranked_lists import mean_scores, without_seen
+from tapas.evaluation.ranked_lists import ListOptions, mean_scores, without_seen
 from tapas.rng import stream
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.config import HeadConfig, TrainConfig
+from tapas.training.mixture_fit import MixtureFit
 from tapas.training.model import SequenceModel
-from tapas.training.run_evaluation import list_options
-from tapas.training.run_folder import RunFolder
 
 
 def validator(
-    run: RunFolder, split: Split, ranks: Ranks = ONE_PROCESS
+    config: TrainConfig, log: EventLog, split: Split, ranks: Ranks = ONE_PROCESS
 ) -> Callable[[SequenceModel], dict[str, float]]:
-    """A function that scores a model on some of the validation points."""
-    points, target = validation_examples(run.log, run.config, split)
-    options = list_options(run)
-    return lambda model: mean_scores(model, run.log, points, target, options, ranks)
+    """A function that scores a model on some of the validation points.
+
+    It first fits the mixture of a model with counting parts to them.
+    """
+    points, target = validation_examples(log, config, split)
+    options = ListOptions(config.model.reads, config.loop.exclude_seen, log.item_keys.rare_id)
+    fit = MixtureFit(log, points, target, options, train_counts=split.train_counts, ranks=ranks)
+
+    def validate(model: SequenceModel) -> dict[str, float]:
+        if model.mixture is not None:
+            fit.fit(model)
+        return mean_scores(model, log, points, target, options, ranks)
+
+    return validate
 
 
 def validation_examples(

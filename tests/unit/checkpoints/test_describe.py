@@ -25,13 +25,12 @@ from tapas.checkpoints.rows import TableRows, write_rows
 from tapas.optim import LazyAdam, RowwiseAdagrad
 from tapas.rng import stream
 from tapas.tables.placement import Placement, RowRange
-from tapas.training.copy_part import CopyPart
 
-C, D, RATE = 23, 3, "model.copy.rate"
+C, D = 23, 3
 
 
 class Model(torch.nn.Module):
-    """The three tables of a run."""
+    """The two tables of a run."""
 
     def __init__(self, num_classes=C, *, moved=True):
         super().__init__()
@@ -43,10 +42,7 @@ class Model(torch.nn.Module):
             num_classes, D, row_optimizer=LazyAdam.fused(), dtype=torch.bfloat16, bias=False,
             seed=5, placement="contiguous",
         )  # fmt: skip
-        self.copy = CopyPart(
-            num_classes, D, history=4, row_optimizer=RowwiseAdagrad.fused(), seed=6
-        )
-        for table in (self.head.table, self.input_table, self.copy.rate) if moved else ():
+        for table in (self.head.table, self.input_table) if moved else ():
             draws = stream(0, "move")
             grad = torch.randn(C, table.dim, generator=draws)
             table.update(torch.arange(C), grad, torch.randn(C, generator=draws))
@@ -72,7 +68,7 @@ def names(folder: Path) -> list[str]:
 
 def test_a_grown_checkpoint_has_the_old_rows_and_those_of_a_new_table(single, tmp_path):
     old = tensors_of(single)
-    used = grow(single, out := tmp_path / "out" / "step-00000007", 41, NewRows(zero_tables={RATE}))
+    used = grow(single, out := tmp_path / "out" / "step-00000007", 41)
     assert used == {"sum": 1e-6, "mean": 0.0, "square": 0.0}
     grown, fresh = tensors_of(out), Model(41, moved=False).state_dict()
     assert grown.keys() == old.keys()

@@ -194,7 +194,7 @@ def test_compare_and_evaluate_have_the_same_numbers_for_counting(tmp_path):
     class Blind:
         """A model that lists nothing: only the baselines count."""
 
-        def predict(self, items, lengths):
+        def predict(self, items, lengths, age=None):
             none = torch.full((len(items), 20), -1)
             return SimpleNamespace(
                 num_classes=20,

@@ -114,7 +114,7 @@ def read(path):
 def test_settings_of_earlier_versions_are_read_with_current_names(name):
     kinds = {"model": ModelConfig, "source": LogSource, "split": SplitConfig}
     for path in sorted((RESULTS / "real-data").glob("*.json")):
-        added = {"source": LATER, "model": ("dtype",), "split": ()}[name]
+        added = {"source": LATER, "model": ("dtype", "follow"), "split": ()}[name]
         fields = {f.name for f in dataclasses.fields(kinds[name])}
         assert read(path)[name].keys() == fields - set(added)
 

@@ -154,7 +154,10 @@ def test_targets_are_padded():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kind": "random"}, "split kind must be one of auto, time, last, group, got 'random'."),
+        (
+            {"kind": "random"},
+            "split kind must be one of auto, time, last, group, none, got 'random'.",
+        ),
         (
             {"kind": "time", "test": 5},
             "test must be a share of the events, at least 0 and below 1, for a",

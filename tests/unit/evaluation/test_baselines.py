@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapas import UsageError
+from tapas.data.baskets import basket_bounds
 from tapas.evaluation import baselines, followers
 from tapas.evaluation.baselines import CoOccurrence, MostPopular, UserMostFrequent
 
@@ -98,7 +99,7 @@ def test_the_most_frequent_followers_of_wanted_items_are_kept(log, size, keep, w
     """However many pairs are counted at a time."""
     items, times, offsets = arrays(log)
     ends, _ = train_events(log, offsets, 1)
-    first, last = followers.following(followers.baskets(times, offsets)[1], offsets, ends, window=2)
+    first, last = followers.following(basket_bounds(times, offsets)[1], offsets, ends, window=2)
     is_wanted = np.isin(np.arange(C), list(wanted))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(followers, "PAIRS_PER_CHUNK", size)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from oracle import mixture as oracle
 
 from tapas import TapasSoftmax
 from tapas.data.event_log import EventLog
@@ -18,25 +19,26 @@ from tapas.encoders import GRUEncoder
 from tapas.evaluation import ranked_lists as module
 from tapas.evaluation.ranked_lists import ListOptions, ranked_lists, without_seen
 from tapas.evaluation.scores import LIST_LENGTH
+from tapas.mixture import CopyPart, FollowPart, Mixture, count_transitions
 from tapas.tables import LocalTable
-from tapas.training.copy_part import CopyPart
 from tapas.training.model import SequenceModel
 
 DIM, HISTORY = 5, 4
 ITEMS = np.array([1, 2, 3, 1, 4, 5, 0, 0, 6, 7, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12], dtype=np.int32)
+TIMES = np.arange(20) // 2  # baskets of two events
 START = np.array([0, 0, 6, 6, 10])
 POINT = np.array([2, 6, 7, 10, 20])
 TARGET = np.array([[3, 1], [0, -1], [0, 6], [-1, -1], [2, 2]])
 LOG = EventLog(
-    Path(), {"items": ITEMS, "times": np.arange(20), "offsets": np.array([0, 6, 10, 20])},
-    {"items": 40},
-)  # fmt: skip
+    Path(), {"items": ITEMS, "times": TIMES, "offsets": np.array([0, 6, 10, 20])}, {"items": 40}
+)
 POINTS = EvalPoints(np.array([0, 0, 1, 1, 2]), POINT, POINT)
 OPTIONS = ListOptions(HISTORY)
+COUNTED = np.array([4, 8, 18])  # ends of training
 EXCLUDE_SEEN = ListOptions(HISTORY, exclude_seen=True)
 
 
-def build(num_items, *, copy=False):
+def build(num_items, *, mixed=False):
     inputs = LocalTable(num_items, DIM, bias=False, seed=3)
     head = TapasSoftmax(num_items, DIM, num_samples=5, seed=2)
     with torch.no_grad():
@@ -44,23 +46,31 @@ def build(num_items, *, copy=False):
             torch.randn(num_items, DIM, generator=torch.Generator().manual_seed(1))
         )
         head.table.bias.copy_(torch.linspace(-1, 1, num_items))
-    copies = CopyPart(num_items, DIM, history=HISTORY) if copy else None
-    return SequenceModel(GRUEncoder(DIM, seed=1), head, inputs=inputs, copy=copies)
+    mixture = None
+    if mixed:
+        counted = count_transitions(ITEMS, TIMES, LOG.offsets, COUNTED, num_items)
+        mixture = Mixture(num_items, copy=CopyPart(), follow=FollowPart(counted))
+        mixture.scale.fill_(0.75)
+    return SequenceModel(GRUEncoder(DIM, seed=1), head, inputs=inputs, mixture=mixture)
 
 
-def scores(model, example):
+def scores(model, example, excluded=()):
     """Scores of all classes after the history of `example`, computed one at a time.
 
-    With a copy part these are log-probabilities of the mixture.
+    With counting parts these are log-probabilities of the mixture.
     """
-    recent = ITEMS[START[example] : POINT[example]][-HISTORY:].astype(np.int64)
-    recent, length = torch.from_numpy(recent)[None], torch.tensor([len(recent)])
-    every = torch.arange(model.head.num_classes)
-    if model.copy is not None:
-        return model.predict(recent, length).log_prob(every[None])[0].tolist()
-    query = model.query(recent, length)[0]
-    weight, bias = model.head.table.rows(every)
-    return [float(query @ weight[c] + bias[c]) for c in every]
+    mine = slice(max(START[example], POINT[example] - HISTORY), POINT[example])
+    recent = ITEMS[mine].tolist()
+    query = model.query(torch.tensor([recent]), torch.tensor([len(recent)]))[0]
+    every = range(model.head.num_classes)
+    weight, bias = model.head.table.rows(torch.tensor(every))
+    logits = [float(query @ weight[c] + bias[c]) for c in every]
+    if model.mixture is None:
+        return logits
+    times = sorted(set(TIMES[mine]), reverse=True)
+    ages = [times.index(time) + 1 for time in TIMES[mine]]
+    count = oracle.transitions(ITEMS, TIMES, LOG.offsets, COUNTED, len(every))
+    return np.log(oracle.mixed(model.mixture, count, recent, ages, logits, excluded)[0]).tolist()
 
 
 @pytest.fixture(params=["QUERIES_PER_CHUNK", "EXCLUDED_PER_CHUNK", None])
@@ -71,26 +81,26 @@ def chunk_size(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("chunk_size")
-@pytest.mark.parametrize("copy", [False, True], ids=["softmax", "mixture"])
+@pytest.mark.parametrize("mixed", [False, True], ids=["softmax", "mixture"])
 @pytest.mark.parametrize("exclude_seen", [False, True], ids=["keep", "exclude"])
 @pytest.mark.parametrize("num_items", [13, 20, 40])
-def test_lists_are_the_best_of_all_classes(num_items, exclude_seen, copy):
-    model = build(num_items, copy=copy)
+def test_lists_are_the_best_of_all_classes(num_items, exclude_seen, mixed):
+    model = build(num_items, mixed=mixed)
     options = ListOptions(HISTORY, exclude_seen)
     ranked, _ = ranked_lists(model, LOG, POINTS, TARGET, options)
     assert ranked.shape == (len(POINT), LIST_LENGTH)
     for example in range(len(POINT)):
-        score = scores(model, example)
         seen = set(ITEMS[START[example] : POINT[example]].tolist()) if exclude_seen else set()
+        score = scores(model, example, seen)
         best = sorted((c for c in range(num_items) if c not in seen), key=lambda c: -score[c])
         want = (best + [-1] * LIST_LENGTH)[:LIST_LENGTH]
         assert ranked[example].tolist() == want
 
 
 @pytest.mark.usefixtures("chunk_size")
-@pytest.mark.parametrize("copy", [False, True], ids=["softmax", "mixture"])
-def test_the_loss_is_the_mean_over_an_examples_targets_in_nats(copy):
-    model, done = build(13, copy=copy), []
+@pytest.mark.parametrize("mixed", [False, True], ids=["softmax", "mixture"])
+def test_the_loss_is_the_mean_over_an_examples_targets_in_nats(mixed):
+    model, done = build(13, mixed=mixed), []
     _, loss = ranked_lists(model, LOG, POINTS, TARGET, OPTIONS, on_progress=done.append)
     for example, targets in enumerate(TARGET.tolist()):
         score = scores(model, example)

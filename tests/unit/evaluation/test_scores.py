@@ -48,12 +48,16 @@ def test_every_metric_is_the_mean_over_the_examples_that_have_a_target(ranked, t
     want = {
         "precision@1": [oracle.precision(*pair, 1) for pair in pairs],
         f"precision@{k}": [oracle.precision(*pair, k) for pair in pairs],
-        "map@20": [oracle.average_precision(*pair, 20, "possible") for pair in pairs],
         "map@20-hits": [oracle.average_precision(*pair, 20, "hits") for pair in pairs],
-        "recall@20": [oracle.recall(*pair, 20) for pair in pairs],
-        "ndcg@20": [oracle.ndcg(*pair, 20) for pair in pairs],
-        "mrr@20": [oracle.reciprocal_rank(row[:20], true) for row, true in pairs],
     }
+    for n in (5, 10, 20):
+        want |= {
+            f"map@{n}": [oracle.average_precision(*pair, n, "possible") for pair in pairs],
+            f"recall@{n}": [oracle.recall(*pair, n) for pair in pairs],
+            f"ndcg@{n}": [oracle.ndcg(*pair, n) for pair in pairs],
+            f"mrr@{n}": [oracle.reciprocal_rank(row[:n], true) for row, true in pairs],
+            f"hit-rate@{n}": [float(oracle.recall(*pair, n) > 0) for pair in pairs],
+        }
     assert got.num_examples == len(pairs)
     assert {name: i.mean for name, i in got.metrics.items()} == pytest.approx(
         {name: sum(values) / len(values) for name, values in want.items()}, abs=1e-6

@@ -143,7 +143,7 @@ def test_a_program_that_tapas_did_not_export_is_named(tmp_path, monkeypatch, con
 ENCODERS = {
     "mean": lambda: MeanEncoder(D, window=T, dropout=0.5, seed=1),
     "gru": lambda: GRUEncoder(D, num_layers=2, dropout=0.5, seed=1),
-    "transformer": lambda: TransformerEncoder(D, window=T, dropout=0.5, seed=1),
+    "transformer": lambda: TransformerEncoder(D, dropout=0.5, seed=1),
 }
 
 

@@ -14,10 +14,10 @@ from tapas.version import __version__
     ("record", "kind", "words"),
     [
         (
-            {"format": 2, "tapas": "9.1", "score": "luck"},
+            {"format": 3, "tapas": "9.1", "score": "luck"},
             UsageError,
-            f"{{path}} has export format 2, written by tapas 9.1; this is tapas {__version__}, "
-            "which reads formats up to 1. Upgrade tapas-softmax to read it.",
+            f"{{path}} has export format 3, written by tapas 9.1; this is tapas {__version__}, "
+            "which reads formats up to 2. Upgrade tapas-softmax to read it.",
         ),
         ({}, DataError, "{path}/export.json is damaged: its format number is None."),
         (

@@ -25,15 +25,16 @@ class Obvious(Recommender):
     """The best classes are the lowest that are not excluded, with probability 1/2, 1/4, ..."""
 
     def __init__(self, *, keys=KEYS, log=None, exclude_seen=False, fixed_width=False):
-        self.seen, self.excluded = [], []
+        self.seen, self.excluded, self.ages = [], [], []
         super().__init__(
             name="obvious", item_keys=keys, log=log, history_length=T, score="probability",
             exclude_seen=exclude_seen, fixed_width=fixed_width,
         )  # fmt: skip
 
-    def ranked(self, items, lengths, k, exclude):
+    def ranked(self, items, lengths, k, exclude, age=None):
         assert items.dtype == lengths.dtype == torch.int64
         self.seen.append((items, lengths))
+        self.ages.append(None if age is None else age.tolist())
         self.excluded.append(exclude)
         excluded = [[]] * len(items) if exclude is None else exclude.tolist()
         ids = [[c for c in range(C) if c not in row][:k] for row in excluded]
@@ -76,6 +77,19 @@ def test_the_model_sees_the_last_items_without_needless_padding():
     fixed = Obvious(fixed_width=True)
     fixed.recommend([[107]], 3)
     assert fixed.seen[0][0].tolist() == [[7, 0, 0, 0]]
+
+
+def test_the_model_is_told_how_many_baskets_ago_items_were_if_times_are_known(log):
+    model = Obvious(log=log)
+    model.recommend(["u1", "u2"], 1)
+    assert model.ages[-1] == [[1, 0], [2, 1]]
+    rows = [("a", 109, 0), ("a", 101, 1), ("a", 102, 2), ("a", 103, 2), ("a", 104, 3)]
+    frame = pl.DataFrame([*rows, ("a", 999, 4)], schema=["user", "item", "time"], orient="row")
+    with pytest.warns(UserWarning, match="unknown items of histories are left out: 1"):
+        model.recommend(frame, 1)
+    assert model.ages[-1] == [[3, 2, 2, 1]]  # of the baskets with known items
+    model.recommend([[109, 101]], 1)
+    assert model.ages[-1] is None
 
 
 def test_the_full_history_is_excluded_not_only_what_the_model_sees():

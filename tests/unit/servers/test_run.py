@@ -59,7 +59,9 @@ def configs(file):
             head=plain.head.with_options(selection="top", presample_factor=2),
             optimizer=OptimizerConfig(rows="lazy-adam", rows_lr=0.01),
         ),
-        "copy part": replace(plain, model=replace(plain.model, copy=True, dropout=0.2)),
+        "counting parts": replace(
+            plain, model=replace(plain.model, copy=True, follow=True, dropout=0.2)
+        ),
     }
 
 
@@ -80,7 +82,7 @@ def train(config, out, **options):
 
 @pytest.mark.parametrize(
     ("name", "servers", "workers"),
-    [("own inputs", 3, 1), ("shared inputs, the paper's rule", 2, 3), ("copy part", 1, 2)],
+    [("own inputs", 3, 1), ("shared inputs, the paper's rule", 2, 3), ("counting parts", 1, 2)],
 )
 def test_at_staleness_0_a_run_equals_one_process_with_as_many_shards(
     file, name, servers, workers, tmp_path, monkeypatch
@@ -126,6 +128,18 @@ def test_a_stopped_run_resumes_to_the_same_end(file, tmp_path):
     )
     tensors = [name for name, value in one.items() if isinstance(value, torch.Tensor)]
     assert all(torch.equal(one[name], other[name]) for name in tensors)
+
+
+def test_a_resumed_run_saves_the_numbers_of_its_last_evaluation(file, tmp_path):
+    """The mixture is in this process, which starts anew; the next evaluation is at step 10."""
+    config = on_servers(file, "counting parts", servers=2, max_staleness=0)
+    train(config, tmp_path / "run", start_peers=start_peers, should_stop=after(6))
+    server_run.resume(tmp_path / "run", start_peers=start_peers, should_stop=after(1))
+    one, other = (
+        load_model(open_run(tmp_path / "run"), step)[0].mixture.state_dict() for step in (5, 7)
+    )
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert float(one["scale"]) != 1
 
 
 def test_steps_ahead_end_at_an_evaluation_and_are_finished_before_a_stop(file, tmp_path):

@@ -79,7 +79,7 @@ def test_the_parameters_of_an_encoder_are_counted_without_building_it(
 ):
     built = build_encoder(encoder, dim, history=history, layers=layers)
     expected = sum(parameter.numel() for parameter in built.parameters())
-    assert num_parameters(encoder, dim, history=history, layers=layers) == expected
+    assert num_parameters(encoder, dim, layers=layers) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,15 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
-
 from tapas.data.description import Description
-from tapas.data.times import DATETIME, TEXT_POSITION
+from tapas.data.times import DATETIME
 from tapas.training.advice import Advice, advise, next_training, run_again
-from tapas.training.config import HeadConfig
+from tapas.training.config import build_config
 
 LOG = Description(
     num_events=1_000,
     num_users=100,
-    num_items=10_000,
+    num_items=20_001,
     num_baskets=900,
     first_time="",
     last_time="",
@@ -30,39 +28,37 @@ COPY = Advice(("--copy",), "41 % of events repeat an item that the user had befo
 FULL = Advice(("--method", "full"), "with 9,999 items a full softmax is exact and fast enough")
 
 
-def test_a_log_that_fits_the_defaults_needs_no_advice():
-    assert advise(LOG) == []
-    assert advise(LOG, better=["most popular"]) == []
+def config(**sections):
+    base = {"log": {"files": ["log.csv"]}, "head": {"method": "sampled"}}
+    return build_config(base, {name: dict(table) for name, table in sections.items()})
 
 
-def test_many_repeats_call_for_copying():
-    assert advise(REPEATING) == [COPY]
-    assert advise(replace(LOG, repeats=0.2)) != []
+def test_a_run_that_beats_all_baselines_needs_no_advice():
+    assert advise(REPEATING, config(), []) == []
+    assert advise(replace(REPEATING, num_items=9_999), config(), []) == []
 
 
-@pytest.mark.parametrize(
-    ("log", "options"),
-    [
-        (REPEATING, {"copy": True}),
-        (replace(REPEATING, time_kind=TEXT_POSITION), {}),
-        (REPEATING, {"head": HeadConfig.of(method="nce")}),  # which has no probabilities to mix
-        (REPEATING, {"head": HeadConfig.of(method="tapas", selection="top")}),
-    ],
-)
-def test_copying_is_not_advised_where_it_is_on_or_cannot_be(log, options):
-    assert advise(log, **options) == []
+def test_copying_is_advised_where_own_items_are_better_and_repeats_are_to_be_had():
+    assert advise(REPEATING, config(), ["own most frequent"]) == [COPY]
+    assert advise(REPEATING, config(), ["most popular"]) == []
+    assert advise(REPEATING, config(model={"copy": True}), ["own most frequent"]) == []
+    assert advise(REPEATING, config(loop={"exclude_seen": True}), ["own most frequent"]) == []
+    assert advise(replace(LOG, repeats=0.009), config(), ["own most frequent"]) == []
 
 
-def test_fewer_repeats_are_enough_if_counting_them_is_better_than_the_model():
-    assert advise(LOG, better=["own most frequent"])[0].options == ("--copy",)
-    assert advise(replace(LOG, repeats=0.04), better=["own most frequent"]) == []
+def test_following_is_advised_where_co_occurrence_is_better():
+    follow = Advice(
+        ("--follow",), "counting what follows the latest items is better than the model"
+    )
+    assert advise(LOG, config(), ["co-occurrence"]) == [follow]
+    assert advise(LOG, config(model={"follow": True}), ["co-occurrence"]) == []
 
 
 def test_few_items_call_for_the_full_softmax():
-    small = replace(REPEATING, num_items=9_999)
-    assert advise(small) == [COPY, FULL]
-    assert advise(small, HeadConfig.of(method="nce")) == [COPY, FULL]  # full can copy
-    assert advise(small, HeadConfig.of(method="full"), copy=True) == []
+    small = replace(LOG, num_items=9_999)
+    assert advise(small, config(), ["most popular"]) == [FULL]
+    assert advise(small, config(head={"method": "full"}), ["most popular"]) == []
+    assert advise(LOG, config(), ["most popular"]) == []
 
 
 def test_the_next_command_has_all_options_and_each_has_its_reason():

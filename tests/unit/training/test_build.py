@@ -10,6 +10,7 @@ import torch
 from tapas import LocalTable, UsageError
 from tapas.data.source import LogSource
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
+from tapas.mixture import count_transitions
 from tapas.optim import SGD, Adagrad, LazyAdam, RowwiseAdagrad
 from tapas.selection import Priority, Top
 from tapas.shapes import check_device
@@ -34,7 +35,7 @@ def test_encoders_are_as_configured(data, name, kind):
     encoder = build_training(config, *data).model.encoder
     assert type(encoder) is kind
     assert (encoder.dim, encoder.dropout) == (6, 0.25)
-    if kind is not GRUEncoder:
+    if kind is MeanEncoder:
         assert encoder.window == 7
     other = build_training(replace(config, loop=replace(CONFIG.loop, seed=12)), *data).model.encoder
     weights = zip(encoder.parameters(), other.parameters(), strict=True)
@@ -52,12 +53,11 @@ def test_a_memory_plan_has_the_rows_that_a_step_of_the_method_reads(method, rows
     assert workload_of(config, np.ones(40, dtype=np.int64), ranks).num_samples == rows
 
 
-def test_bfloat16_rows_are_half_as_large_and_rates_of_copying_stay_exact(data):
-    model = replace(CONFIG.model, dtype="bfloat16", inputs="own", copy=True)
+def test_bfloat16_rows_are_half_as_large(data):
+    model = replace(CONFIG.model, dtype="bfloat16", inputs="own")
     built = build_training(replace(CONFIG, model=model), *data)
     rows = [t.weight for t in built.model.modules() if isinstance(t, LocalTable)]
-    assert [weight.dtype for weight in rows if weight.shape[1] == 6] == [torch.bfloat16] * 2
-    assert built.model.copy.rate.weight.dtype == torch.float32
+    assert [weight.dtype for weight in rows] == [torch.bfloat16] * 2
     whole = build_training(replace(CONFIG, model=replace(model, dtype="float32")), *data)
     assert 2 * built.plan.memory["rows"] == whole.plan.memory["rows"]
     with pytest.raises(
@@ -116,20 +116,39 @@ def test_all_rows_have_one_optimizer_and_the_encoder_another(
     assert set(group["params"]) == set(model.encoder.parameters())
 
 
-def test_inputs_and_copy_part_are_as_configured(data):
-    """Random initial values are the same with and without the copy part."""
-    plain = build_training(CONFIG, *data).model
-    config = replace(CONFIG, model=replace(CONFIG.model, copy=True))
-    setup = build_training(config, *data)
-    copy = setup.model.copy
-    assert plain.copy is None
-    assert (copy.history, copy.rate.num_classes) == (7, data[0].num_items)
-    assert copy.rate.row_optimizer.lr == 0.3
-    own = {copy.age, copy.key, copy.gate, copy.gate_bias}
+@pytest.mark.parametrize("parts", [(), ("copy",), ("follow",), ("copy", "follow")])
+def test_counting_parts_are_as_configured_and_change_nothing_that_is_trained(data, parts):
+    log, split = data
+    settings = {part: part in parts for part in ("copy", "follow")}
+    setup = build_training(replace(CONFIG, model=replace(CONFIG.model, **settings)), log, split)
+    mixture = setup.model.mixture
+    assert (() if mixture is None else mixture.names) == parts
+    assert setup.model.history == 7
+    if "follow" in parts:
+        counted = count_transitions(log.items, log.times, log.offsets, split.train_end, 200)
+        assert torch.equal(mixture.follow.transitions.counts, counted.counts)
     (group,) = setup.optimizer.param_groups
-    assert set(group["params"]) == {*setup.model.encoder.parameters(), *own}
+    assert set(group["params"]) == set(setup.model.encoder.parameters())
+    none = replace(CONFIG.model, copy=False, follow=False)
     initial = setup.model.state_dict()
-    assert all(torch.equal(value, initial[name]) for name, value in plain.state_dict().items())
+    for name, value in (
+        build_training(replace(CONFIG, model=none), *data).model.state_dict().items()
+    ):
+        assert torch.equal(value, initial[name]), name
+
+
+def test_copying_reads_more_of_a_history_than_the_encoder():
+    reads = {
+        (copy, follow, history): ModelConfig(copy=copy, follow=follow, history=history).reads
+        for copy, follow, history in [
+            (False, False, 9), (False, True, 9), (False, True, 3), (True, False, 9),
+            (True, True, 2_000),
+        ]
+    }  # fmt: skip
+    assert list(reads.values()) == [9, 9, 5, 1_000, 2_000]
+
+
+def test_inputs_are_as_configured(data):
     shared = build_training(
         replace(CONFIG, model=replace(CONFIG.model, inputs="shared")), *data
     ).model
@@ -168,11 +187,10 @@ def test_targets_beyond_the_longest_history_are_left_out(data):
 def test_the_largest_seed_is_as_good_as_any():
     """The seeds of further tables were one larger, and refused."""
     most = 2**63 - 1
-    model = replace(CONFIG.model, copy=True)
-    specs = table_specs(replace(CONFIG, model=model, loop=LoopConfig(seed=most)), 5)
-    assert [spec.seed for spec in specs.values()] == [most, -(2**63), -(2**63) + 1]
-    specs = table_specs(replace(CONFIG, model=model), 5)
-    assert [spec.seed for spec in specs.values()] == [11, 12, 13]
+    specs = table_specs(replace(CONFIG, loop=LoopConfig(seed=most)), 5)
+    assert [spec.seed for spec in specs.values()] == [most, -(2**63)]
+    specs = table_specs(CONFIG, 5)
+    assert [spec.seed for spec in specs.values()] == [11, 12]
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "abacus"])

@@ -77,16 +77,6 @@ BAD = [
         "'squashed', or train without --servers.",
     ),
     (
-        {"head": {"method": "warp"}, "model": {"copy": True}},
-        "model.copy needs softmax probabilities, which the method 'warp' does not estimate. Use "
-        "'tapas', 'sampled' or 'full'.",
-    ),
-    (
-        {"head": {"selection": "top"}, "model": {"copy": True}},
-        "model.copy needs softmax probabilities, which head.selection 'top' overestimates by "
-        "design. Use 'priority'.",
-    ),
-    (
         {"service": {"workers": 2}},
         "service.workers and service.max_staleness need servers, but service.servers is 0. Add "
         "--servers 2, for example.",
@@ -139,12 +129,6 @@ def test_methods_that_cannot_use_servers_or_shared_inputs_are_refused(method):
     assert refused.pop("service", None) == served
     shared = f"model.inputs is 'shared', but the method '{method}' has no class vectors to share. "
     assert refused == ({} if has_rows else {"model": f"{shared}Use 'own'."})
-
-
-def test_the_papers_rule_without_a_second_pass_works_with_the_copy_part():
-    build_config(
-        LOG, {"model": {"copy": True}, "head": {"selection": "top", "presample_factor": 1}}
-    )
 
 
 def test_a_method_or_split_on_the_command_line_replaces_that_of_a_file_with_its_options():

@@ -1,4 +1,4 @@
-"""The model and its copy part, against plain loops over events and classes."""
+"""The model and its counting parts, against plain loops over events and classes."""
 
 import math
 from dataclasses import replace
@@ -6,19 +6,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from contracts import heads
+from oracle import mixture as oracle
 
 from tapas import TapasSoftmax, UsageError
 from tapas.data.windows import SequenceBatch
 from tapas.encoders import GRUEncoder, MeanEncoder, TransformerEncoder
+from tapas.heads import METHODS
+from tapas.mixture import CopyPart, FollowPart, Mixture, count_transitions
 from tapas.optim import SGD
 from tapas.rng import stream
 from tapas.tables import LocalTable
-from tapas.training.copy_part import AGE_SCALE, CopyDistribution, CopyPart
 from tapas.training.model import SequenceModel, target_weights
 
 C, D, T = 13, 6, 7
 ITEMS = torch.tensor([[3, 4, 3, 5, 0, 0, 0], [6, 0, 0, 0, 0, 0, 0], [7, 3, 8, 7, 7, 9, 3]])
 LENGTHS = torch.tensor([4, 1, 7])
+AGES = torch.tensor([[3, 2, 2, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0], [4, 4, 3, 2, 2, 2, 1]])
+LOG = np.array([3, 5, 4, 9, 9, 8, 1, 0, 7, 12, 3]), np.arange(11), np.array([0, 4, 11])
 BATCH = SequenceBatch(
     items=ITEMS,
     lengths=LENGTHS,
@@ -28,23 +33,21 @@ BATCH = SequenceBatch(
 ENCODERS = {
     "mean": lambda: MeanEncoder(D, window=T, seed=1),
     "gru": lambda: GRUEncoder(D, seed=1),
-    "transformer": lambda: TransformerEncoder(D, window=T, seed=1),
+    "transformer": lambda: TransformerEncoder(D, seed=1),
 }
 
 
-def learned(history=T, **options):
-    """A copy part with random parameters, as after training."""
-    copy = CopyPart(C, D, history=history, **options)
-    draw = stream(5, "repeats")
-    with torch.no_grad():
-        for parameter in copy.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draw))
-        copy.age.mul_(0.1)
-        copy.rate.weight.copy_(torch.randn(C, 1, generator=draw))
-    return copy
+def mixture():
+    """Both counting parts, with numbers as after a fit."""
+    counted = count_transitions(*LOG, LOG[2][1:], C)
+    found = Mixture(C, copy=CopyPart(), follow=FollowPart(counted))
+    draw = stream(5, "numbers")
+    for number in found.buffers():
+        number.add_(0.3 * torch.randn(number.shape, generator=draw))
+    return found
 
 
-def build(encoder="gru", *, separate_inputs=True, copy=True, weight_decay=0.0, **options):
+def build(encoder="gru", *, separate_inputs=True, mixed=True, weight_decay=0.0, **options):
     """All classes are sampled, so that the sampled loss is exact."""
     rows = SGD.fused(lr=0.5, weight_decay=weight_decay)
     head = TapasSoftmax(C, D, num_samples=C, presample_factor=1, row_optimizer=rows, seed=2)
@@ -52,42 +55,29 @@ def build(encoder="gru", *, separate_inputs=True, copy=True, weight_decay=0.0, *
         head.table.weight.copy_(torch.randn(C, D, generator=stream(1, "rows")))
         head.table.bias.copy_(torch.linspace(-1, 1, C))
     inputs = LocalTable(C, D, row_optimizer=rows, bias=False, seed=3) if separate_inputs else None
-    copy = learned(row_optimizer=rows) if copy else None
-    return SequenceModel(ENCODERS[encoder](), head, inputs=inputs, copy=copy, **options)
+    options["mixture"] = mixture() if mixed else None
+    return SequenceModel(ENCODERS[encoder](), head, inputs=inputs, **options)
 
 
-def age_of(copy, back):
-    """Linear interpolation of the learned values at 1, 2, 4, ... events."""
-    place = math.log2(min(back + 1, copy.history))
-    knots = (AGE_SCALE * copy.age.detach().double()).tolist()
-    return float(np.interp(place, range(len(knots)), knots))
-
-
-def probabilities(model, row, last):
-    """Probabilities (C,) of the mixture after event `last` of `row`, by loops."""
-    copy = model.copy
-    items = ITEMS[row, : last + 1].tolist()
-    vectors = model.inputs.rows(ITEMS[row, : last + 1])[0].double().numpy()
+def logits(model, row, last):
+    """Logits (C,) of the softmax after event `last` of `row`."""
     query = model.states(ITEMS, LENGTHS)[row, last].detach().double().numpy()
     weight, bias = (part.double().numpy() for part in model.head.table.rows(torch.arange(C)))
-    softmax = np.exp(weight @ query + bias)
-    softmax /= softmax.sum()
-    if copy is None:
-        return softmax
-    key = copy.key.detach().double().numpy()
-    rate = copy.rate.weight[:, 0].tolist()
-    score = [
-        query @ key @ vectors[t] / math.sqrt(D) + age_of(copy, last - t) + rate[item]
-        for t, item in enumerate(items)
-    ]
-    share = np.exp(score) / np.exp(score).sum()
-    gate = query @ copy.gate.detach().double().numpy() + float(copy.gate_bias.detach())
-    g = 1 / (1 + math.exp(-gate))
-    mixed = (1 - g) * softmax
-    for part, item in zip(share, items, strict=True):
-        mixed[item] += g * part
-    assert mixed.sum() == pytest.approx(1)
-    return mixed
+    return weight @ query + bias
+
+
+def probabilities(model, row, excluded=()):
+    """Probabilities (C,) after the history of `row`, by loops; with counting parts if it has any.
+
+    Numbers are read as they are; `model` is asked for nothing but its queries and rows.
+    """
+    length = int(LENGTHS[row])
+    scores = logits(model, row, length - 1)
+    if model.mixture is None:
+        return oracle.softmax(scores)
+    count = oracle.transitions(*LOG, LOG[2][1:], C)
+    history = ITEMS[row, :length].tolist(), AGES[row, :length].tolist()
+    return oracle.mixed(model.mixture, count, *history, scores, excluded)[0]
 
 
 @pytest.mark.parametrize("separate_inputs", [True, False], ids=["own", "shared"])
@@ -105,31 +95,30 @@ def test_states_are_those_of_each_row_alone_without_its_padding(encoder, separat
 
 @pytest.mark.parametrize("separate_inputs", [True, False], ids=["own", "shared"])
 @pytest.mark.parametrize("encoder", ENCODERS)
-@pytest.mark.parametrize(("copy", "decay"), [(True, 1.0), (True, 0.5), (False, 1.0)])
-def test_the_loss_is_that_of_the_mixture(encoder, separate_inputs, copy, decay):
-    """Without the copy part, that of the softmax: a mean over positions of means over targets."""
-    model = build(encoder, separate_inputs=separate_inputs, copy=copy, target_decay=decay)
+@pytest.mark.parametrize(("mixed", "decay"), [(True, 1.0), (False, 0.5)])
+def test_the_loss_is_that_of_the_softmax_alone(encoder, separate_inputs, mixed, decay):
+    """A mean over positions of means over targets; counting parts have none of it."""
+    model = build(encoder, separate_inputs=separate_inputs, mixed=mixed, target_decay=decay)
     total = 0.0
     weights = target_weights(BATCH.target, decay).tolist()
     for place, targets, weight in zip(
         BATCH.query_index.tolist(), BATCH.target.tolist(), weights, strict=True
     ):
-        p = probabilities(model, *divmod(place, T))
+        p = oracle.softmax(logits(model, *divmod(place, T)))
         pairs = zip(targets, weight, strict=True)
         total -= sum(share * math.log(p[target]) for target, share in pairs if target >= 0)
     assert float(model.loss(BATCH).detach()) == pytest.approx(total / 5, rel=1e-5)
 
 
-@pytest.mark.parametrize("copy", [False, True])
-def test_an_event_of_weight_2_is_a_target_counted_twice(copy):
+def test_an_event_of_weight_2_is_a_target_counted_twice():
     """Weights of events multiply those of the places, which still sum to 1 without them."""
-    model = build(copy=copy, target_decay=0.5)
+    model = build(target_decay=0.5)
     events = torch.tensor([[2, 1, 0], [0.5, 1, 3], [2, 0, 0], [1, 1, 1], [1, 4, 0]]).float()
     total = 0.0
     for place, targets, counts in zip(
         BATCH.query_index.tolist(), BATCH.target.tolist(), events.tolist(), strict=True
     ):
-        p = probabilities(model, *divmod(place, T))
+        p = oracle.softmax(logits(model, *divmod(place, T)))
         shares = [0.5**k for k, target in enumerate(targets) if target >= 0]
         for target, share, count in zip(targets, shares, counts, strict=False):
             total -= count * share / sum(shares) * math.log(p[target])
@@ -137,87 +126,75 @@ def test_an_event_of_weight_2_is_a_target_counted_twice(copy):
     assert float(loss.detach()) == pytest.approx(total / 5, rel=1e-5)
 
 
-@pytest.mark.parametrize("copy", [False, True])
-def test_weights_of_1_change_nothing(copy):
-    model = build(copy=copy)
+def test_weights_of_1_change_nothing():
+    model = build()
     ones = replace(BATCH, weight=torch.ones(5, 3))
     torch.testing.assert_close(model.loss(ones), model.loss(BATCH), rtol=1e-6, atol=0)
 
 
-def test_the_copy_part_starts_with_item_counts_and_half_of_the_probability():
-    copy = CopyPart(C, D, history=T)
-    x, query = torch.randn(3, T, D, generator=stream(0, "x")), torch.ones(3, D)
-    found = copy(query, x, ITEMS, torch.tensor([3, 7, 20]))
-    got = found.log_prob(torch.full((3, 2), -torch.inf), torch.tensor([[3, 4], [6, 1], [7, 12]]))
-    want = torch.tensor([[2 / 4, 1 / 4], [1, 0], [3 / 7, 0]]) / 2
-    torch.testing.assert_close(got.exp(), want)
-
-
-@pytest.mark.parametrize("history", [1, 2, 3, 4, 7, 8, 9])
-def test_ages_are_linear_between_powers_of_two_and_constant_beyond_the_history(history):
-    copy = learned(history=history)
-    want = [age_of(copy, back) for back in range(12)]
-    assert copy._ages(12).tolist() == pytest.approx(want, rel=1e-5, abs=1e-5)
-
-
-@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("mixed", [True, False], ids=["mixture", "softmax"])
 @pytest.mark.parametrize("k", [1, 4, C])
 @pytest.mark.parametrize("exclude", [None, [[3, 5, -1], [-1, -1, -1], [0, 7, 12]]])
-def test_lists_are_the_best_of_all_classes(k, exclude, copy):
-    model = build(copy=copy)
+def test_lists_are_the_best_of_all_classes(k, exclude, mixed):
+    model = build(mixed=mixed)
     barred = None if exclude is None else torch.tensor(exclude)
-    after = model.predict(ITEMS, LENGTHS)
+    after = model.predict(ITEMS, LENGTHS, AGES)
     score, ids = after.topk(k, barred)
     log_prob = after.log_prob(torch.arange(C).expand(3, C))
-    for row, length in enumerate(LENGTHS.tolist()):
-        p = probabilities(model, row, length - 1)
-        np.testing.assert_allclose(log_prob[row].numpy(), np.log(p), rtol=1e-4)
-        left = [c for c in range(C) if exclude is None or c not in exclude[row]]
-        best = sorted(left, key=lambda c: -p[c])[:k]
-        short = k - len(best)
-        assert ids[row].tolist() == best + [-1] * short
-        if copy:  # without it, scores are logits
-            want = [math.log(p[c]) for c in best] + [-math.inf] * short
+    for row in range(3):
+        np.testing.assert_allclose(log_prob[row], np.log(probabilities(model, row)), rtol=1e-4)
+        excluded = () if exclude is None else exclude[row]
+        p = probabilities(model, row, excluded)
+        best = oracle.best(p, k, excluded)
+        assert ids[row].tolist() == best
+        if mixed:  # without counting parts, scores are logits
+            want = [math.log(p[c]) if c >= 0 else -math.inf for c in best]
             assert score[row].tolist() == pytest.approx(want, rel=1e-4)
 
 
-@pytest.mark.parametrize("copy", [True, False])
-def test_histories_are_encoded_a_few_at_a_time_to_predict(copy, monkeypatch):
-    model = build(copy=copy)
+@pytest.mark.parametrize("mixed", [True, False], ids=["mixture", "softmax"])
+def test_histories_are_encoded_a_few_at_a_time_to_predict(mixed, monkeypatch):
+    model = build(mixed=mixed)
     every = torch.arange(C).expand(3, C)
     want = model.predict(ITEMS, LENGTHS).log_prob(every)
     monkeypatch.setattr("tapas.training.model.PLACES_AT_ONCE", 1)
     torch.testing.assert_close(model.predict(ITEMS, LENGTHS).log_prob(every), want)
 
 
+def test_the_encoder_reads_the_last_items_and_counting_parts_read_all():
+    """Item 3 of the first row is in its first event, too."""
+    model, short = build(), build(history=2)
+    after = short.predict(ITEMS, LENGTHS, AGES)
+    last_two = torch.tensor([[3, 5], [6, 0], [9, 3]])
+    torch.testing.assert_close(after.query, model.query(last_two, LENGTHS.clamp(max=2)))
+    torch.testing.assert_close(after.query, short.query(ITEMS, LENGTHS))
+    mine, theirs = after.mixed(), model.predict(ITEMS, LENGTHS, AGES).mixed()
+    assert torch.equal(mine.items, theirs.items)
+    assert torch.equal(mine.mass, theirs.mass)
+
+
+def test_without_ages_each_event_is_a_basket_of_its_own():
+    model = build()
+    ages = torch.tensor([[4, 3, 2, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0], [7, 6, 5, 4, 3, 2, 1]])
+    found, want = (model.predict(ITEMS, LENGTHS, age).mixed() for age in (None, ages))
+    assert torch.equal(found.mass, want.mass)
+
+
 def test_a_copied_item_the_softmax_ranks_last_can_be_first():
     model = build()
     with torch.no_grad():
         model.head.table.bias[6] = -50.0
-        model.copy.gate_bias.fill_(20.0)
+    model.mixture.gate[:, 0] = 20.0
     _, ids = model.predict(ITEMS, LENGTHS).topk(1)
     assert ids[1].tolist() == [6]
 
 
-def test_equal_probabilities_are_ordered_by_id():
-    head = TapasSoftmax(C, D, num_samples=3)
-    with torch.no_grad():
-        head.table.weight.zero_()
-    copies = CopyDistribution(
-        items=torch.tensor([[9, 2, -1, 9]]),
-        share=torch.tensor([[0.25, 0.5, 0.0, 0.25]]),
-        gate=torch.zeros(1),
-    )
-    query = torch.ones(1, D)
-    _, best = head.topk(query, 5)
-    _, ids = copies.topk(best, lambda ids: head.log_prob(query, ids), C)
-    assert ids.tolist() == [[2, 9, 0, 1, 3]]
-
-
-@pytest.mark.parametrize("copy", [True, False], ids=["mixture", "softmax"])
+@pytest.mark.parametrize("mixed", [True, False], ids=["mixture", "softmax"])
 @pytest.mark.parametrize("all_excluded", [True, False], ids=["all excluded", "some"])
-def test_lists_and_log_probabilities_in_one_pass_are_those_of_two(copy, all_excluded):
-    prediction = build(copy=copy).predict(ITEMS, LENGTHS)
+def test_lists_and_log_probabilities_in_one_pass_are_those_of_two(mixed, all_excluded):
+    """But counting parts give nothing to excluded classes, and more to the others."""
+    model = build(mixed=mixed)
+    prediction = model.predict(ITEMS, LENGTHS, AGES)
     exclude = torch.tensor([[3, 9, 0, -1], [-1, -1, -1, -1], [7, 8, 9, 11]])
     if all_excluded:
         exclude = torch.cat([torch.arange(C).expand(1, C), torch.full((2, C), -1)])
@@ -225,44 +202,40 @@ def test_lists_and_log_probabilities_in_one_pass_are_those_of_two(copy, all_excl
     best, log_prob = prediction.topk_and_log_prob(6, ids, exclude)
     assert torch.equal(best, prediction.topk(6, exclude)[1])
     assert torch.equal(best, prediction.topk_log_prob(6, exclude)[1])
+    for row, mine in enumerate(ids):
+        want = np.log(probabilities(model, row, exclude[row].tolist() if mixed else ())[mine])
+        np.testing.assert_allclose(log_prob[row], want, rtol=1e-4)
+    _, log_prob = prediction.topk_and_log_prob(6, ids)
     torch.testing.assert_close(log_prob, prediction.log_prob(ids))
 
 
-@pytest.mark.parametrize("separate_inputs", [True, False], ids=["own", "shared"])
-def test_gradients_are_those_of_finite_differences(separate_inputs):
-    model = build(separate_inputs=separate_inputs)
-    model.loss(BATCH).backward()
-    fresh = build(separate_inputs=separate_inputs)  # backward has moved the rows
-    dense = {n: p for n, p in model.copy.named_parameters() if "rate" not in n}
-    for name, parameter in dense.items():
-        there = dict(fresh.copy.named_parameters())[name]
-        for place in range(0, parameter.numel(), 7):
-            losses = []
-            for step in (-1e-2, 1e-2):
-                with torch.no_grad():
-                    there.view(-1)[place] += step
-                    losses.append(float(fresh.loss(BATCH)))
-                    there.view(-1)[place] -= step
-            slope = (losses[1] - losses[0]) / 2e-2
-            assert float(parameter.grad.view(-1)[place]) == pytest.approx(slope, abs=2e-3), name
+@pytest.mark.parametrize("method", METHODS)
+def test_counting_parts_mix_with_every_method(method):
+    """Probabilities sum to 1, and lists are sorted by them."""
+    head = heads.build(method, row_optimizer=None)
+    found = Mixture(heads.C, copy=CopyPart())
+    inputs = LocalTable(heads.C, heads.D, bias=False, seed=3)
+    model = SequenceModel(GRUEncoder(heads.D, seed=1), head, inputs=inputs, mixture=found)
+    after = model.predict(ITEMS, LENGTHS, AGES)
+    log_prob = after.log_prob(torch.arange(heads.C).expand(3, heads.C))
+    torch.testing.assert_close(log_prob.exp().sum(dim=1), torch.ones(3), rtol=1e-4, atol=0)
+    score, ids = after.topk(5)
+    torch.testing.assert_close(score, log_prob.gather(1, ids), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(score, log_prob.topk(5).values, rtol=1e-4, atol=1e-5)
 
 
 def test_only_rows_in_the_batch_are_updated_and_padding_does_not_even_decay():
     model = build(weight_decay=0.1)
-    tables = (model.input_table, model.copy.rate)
-    before = [table.weight.clone() for table in tables]
+    before = model.input_table.weight.clone()
+    numbers = [number.clone() for number in model.mixture.buffers()]
     model.loss(BATCH).backward()
-    moved = [
-        (table.weight != old).any(dim=1).nonzero()[:, 0].tolist()
-        for table, old in zip(tables, before, strict=True)
-    ]
-    assert moved == [[3, 4, 5, 6, 7, 8, 9]] * 2  # 0 is padding; the rest is in no history
+    moved = (model.input_table.weight != before).any(dim=1).nonzero()[:, 0].tolist()
+    assert moved == [3, 4, 5, 6, 7, 8, 9]  # 0 is padding; the rest is in no history
+    assert all(map(torch.equal, model.mixture.buffers(), numbers))
 
 
 def test_shared_inputs_get_both_gradients_in_one_update():
-    shared, apart = (
-        build(separate_inputs=separate_inputs, copy=False) for separate_inputs in (False, True)
-    )
+    shared, apart = (build(separate_inputs=separate_inputs) for separate_inputs in (False, True))
     start = shared.head.table.weight.clone()
     with torch.no_grad():
         apart.input_table.weight.copy_(start)
@@ -287,17 +260,9 @@ def test_target_weights_decay_and_padding_has_none():
     torch.testing.assert_close(target_weights(target, 0.5), want)
 
 
-def test_targets_outside_the_history_have_finite_gradients():
-    model = build()
-    target = torch.full_like(BATCH.target, 12)
-    batch = SequenceBatch(BATCH.items, BATCH.lengths, BATCH.query_index, target)
-    model.loss(batch).backward()
-    assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
-
-
 @pytest.mark.parametrize("decay", [1.0, 0.5])
-def test_without_a_copy_part_every_tensor_is_that_of_the_head_alone_up_to_rounding(decay):
-    plain, by_hand = (build(copy=False, target_decay=decay) for _ in range(2))
+def test_after_training_every_tensor_is_that_of_the_head_alone_up_to_rounding(decay):
+    plain, by_hand = (build(target_decay=decay) for _ in range(2))
     weight = None if decay == 1 else target_weights(BATCH.target, decay)
     for _ in range(3):
         plain.loss(BATCH).backward()
@@ -317,7 +282,7 @@ def mismatched():
 
 
 BAD = {
-    "history must be at least 1, got 0.": lambda: CopyPart(C, D, history=0),
+    "this model has no counting parts.": lambda: build(mixed=False).predict(ITEMS, LENGTHS).mixed(),
     "a history is empty; expected at least one item in each.": lambda: build().predict(
         ITEMS, torch.tensor([4, 0, 7])
     ),

@@ -374,8 +374,9 @@ def test_settings_of_another_version_are_an_error_that_names_their_file(log, tmp
         open_run(run)
     assert str(error.value) == (
         f"the settings of the run in {run} cannot be used: unknown name in [model] 'repeats'. Did "
-        "you mean 'copy'? Known: attention_heads, copy, dim, dropout, dtype, encoder, history, "
-        f"inputs, layers. Correct {file}, or use the version that wrote it, tapas {__version__}."
+        "you mean 'copy'? Known: attention_heads, copy, dim, dropout, dtype, encoder, follow, "
+        f"history, inputs, layers. Correct {file}, or use the version that wrote it, tapas "
+        f"{__version__}."
     )
 
 

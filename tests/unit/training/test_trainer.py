@@ -13,6 +13,7 @@ from tapas.data.source import LogSource
 from tapas.training.build import build_training
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.journal import Journal, read_journal
+from tapas.training.learning_rate import learning_rates
 from tapas.training.step import LocalSteps
 from tapas.training.trainer import Trainer, TrainResult
 
@@ -46,7 +47,8 @@ def make(data, tmp_path):
         return Trainer(
             built.model,
             LocalSteps(
-                built.model, built.windows, built.optimizer, seed=built.config.loop.seed, clip=clip
+                built.model, built.windows, built.optimizer, seed=built.config.loop.seed,
+                rates=learning_rates(built.config),
             ),
             validate,
             CheckpointFolder(tmp_path / "checkpoints", keep=built.config.loop.keep),

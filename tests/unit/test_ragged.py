@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapas.evaluation import ragged
+from tapas import ragged
 
 C = 7
 ranges = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), max_size=6)

@@ -1,0 +1,138 @@
+"""The recipe: settings that `tapas train` chooses from the log, each with its reason.
+
+What was measured for each rule is in docs/training.md. A setting that was given, by a flag or in a
+TOML file, is never changed, and the rules below see it.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tapas.data.description import Description, describe
+from tapas.data.event_log import EventLog
+from tapas.data.splits import Split
+from tapas.heads import FlatHead
+from tapas.training.config import JSON, HeadConfig, TrainConfig
+
+NO_REPEATS = 0.001  # share of events below which items that a user had are left out of lists
+SOME_REPEATS = 0.01  # share of events from which on copying is worth its time
+LARGE_BASKETS = 2.0  # events with the same time, on average, from which on their order says little
+FEW_ITEMS = 20_000  # up to which a full softmax is fast enough
+MANY_ITEMS = 2_000_000  # from which on the moments of Adam take too much memory
+WIDE_DIM, MOST_NUMBERS = 128, 25_600_000  # dimensions, of at most 200,000 items
+EVENTS_IN_A_STEP = 2_000
+EVENTS_TO_TRAIN = 3_000_000  # read in all epochs together
+MOST_EPOCHS = 30.0
+TARGETS = ("next_items", "target_decay", "positions")  # of [head], whatever the method
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One setting, such as model.encoder, and why it has this value."""
+
+    name: str
+    value: JSON
+    reason: str
+
+    def __str__(self) -> str:
+        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        shown = f"{value:,}" if isinstance(value, int) else value
+        return f"{self.name} = {shown}: {self.reason}"
+
+
+def choose_settings(
+    config: TrainConfig, log: EventLog, split: Split, given: Collection[str]
+) -> tuple[TrainConfig, list[Choice]]:
+    """`config` with settings that fit `log`, but for those in `given`; and what was chosen."""
+    recipe = _Recipe(config, given)
+    _choose(recipe, describe(log), int(split.train_counts.sum()), len(split.train_counts))
+    return recipe.config, recipe.choices
+
+
+class _Recipe:
+    """A configuration whose settings are chosen one after the other."""
+
+    def __init__(self, config: TrainConfig, given: Collection[str]):
+        self.config, self.given = config, set(given)
+        self.choices: list[Choice] = []
+
+    @property
+    def leaves_method(self) -> bool:
+        """Whether neither a method nor an option of one was given."""
+        return not any(name.startswith("head.") and name[5:] not in TARGETS for name in self.given)
+
+    def choose(self, name: str, value: JSON, reason: str) -> None:
+        """Set `name` unless it was given."""
+        if name in self.given:
+            return
+        section, _, field = name.partition(".")
+        if section == "head":
+            table = self.config.head.as_table()
+            if field == "method":  # it has other options
+                table = {name: table[name] for name in TARGETS}
+            head = HeadConfig.of(**{**table, field: value})
+            self.config = replace(self.config, head=head)
+        else:
+            part: Any = getattr(self.config, section)
+            self.config = replace(self.config, **{section: replace(part, **{field: value})})
+        self.choices.append(Choice(name, value, reason))
+
+
+def _choose(recipe: _Recipe, found: Description, num_events: int, num_classes: int) -> None:
+    repeats = (
+        f"{100 * found.repeats:.{0 if found.repeats >= 0.01 else 1}f} % of events repeat an item"
+    )
+    if found.repeats < NO_REPEATS:
+        recipe.choose("loop.exclude_seen", True, f"{repeats} that the user had before")
+    copies = found.repeats >= SOME_REPEATS and not recipe.config.loop.exclude_seen
+    recipe.choose("model.copy", copies, f"{repeats} of the same user")
+    recipe.choose("model.follow", True, "what followed the latest items in training, as counted")
+
+    ordered = found.items_per_basket < LARGE_BASKETS
+    baskets = f"{found.items_per_basket:.1f} items have the same time, on average"
+    if ordered:
+        recipe.choose("model.encoder", "transformer", f"{baskets}: order says something")
+    else:
+        recipe.choose("model.encoder", "mean", f"{baskets}: order says little")
+    encoder = recipe.config.model.encoder
+    recipe.choose("model.inputs", _inputs(recipe), "one vector for each item is learned sooner")
+    if num_classes * WIDE_DIM <= MOST_NUMBERS:
+        recipe.choose("model.dim", WIDE_DIM, f"{num_classes:,} items: wider vectors learn sooner")
+    if encoder == "transformer":
+        recipe.choose("model.layers", 2, "as SASRec")
+        recipe.choose("model.dropout", *_dropout(num_events / num_classes))
+    elif encoder == "mean":
+        recipe.choose("model.history", 200, "a mean of many items costs little")
+
+    items = f"{num_classes:,} items"
+    if recipe.leaves_method:
+        if num_classes <= FEW_ITEMS:
+            reason = f"{items}: a full softmax is exact and fast enough"
+            recipe.choose("head.method", "full", reason)
+        else:
+            reason = f"{items}: two passes learn more than one in the same time"
+            recipe.choose("head.method", "tapas", reason)
+    if num_classes < MANY_ITEMS:
+        recipe.choose("optimizer.rows", "lazy-adam", f"{items}: its moments fit into memory")
+    if recipe.config.optimizer.rows == "lazy-adam":
+        recipe.choose("optimizer.rows_lr", 0.002, "with lazy-adam")
+    recipe.choose("optimizer.encoder_lr", 0.002, "with adamw")
+    recipe.choose("optimizer.warmup", 0.05, "the first steps are uncertain")
+    recipe.choose("optimizer.schedule", "cosine", "the last steps settle")
+    recipe.choose("loop.patience", 10, "a falling learning rate gains most near its end")
+
+    median = min(max(1, found.events_per_user[1] - 1), recipe.config.model.history)
+    batch = 2 ** max(4, min(9, round(EVENTS_IN_A_STEP / median).bit_length() - 1))
+    recipe.choose("loop.batch", batch, f"about {EVENTS_IN_A_STEP:,} events in a step")
+    if recipe.config.loop.steps is None:
+        epochs = min(MOST_EPOCHS, max(1.0, round(EVENTS_TO_TRAIN / num_events, 1)))
+        recipe.choose("loop.epochs", epochs, f"{num_events:,} training events")
+
+
+def _inputs(recipe: _Recipe) -> str:
+    return "shared" if issubclass(recipe.config.head.kind, FlatHead) else "own"
+
+
+def _dropout(events_per_item: float) -> tuple[float, str]:
+    rate = 0.5 if events_per_item < 50 else 0.2 if events_per_item < 500 else 0.1
+    return rate, f"{events_per_item:.1f} training events for each item"

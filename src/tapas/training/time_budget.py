@@ -1,0 +1,104 @@
+"""As many steps as fit into a given time, by the pace of this machine.
+
+    steps = (seconds left - evaluations * seconds of one) / seconds of a step
+
+The pace is measured with a model of its own, before the run begins; the number of steps is then
+fixed, and so is the schedule of the learning rates.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from tapas.errors import UsageError
+from tapas.tables.ranks import Ranks
+from tapas.training.build import EVALUATIONS, TrainingSetup
+from tapas.training.config import TrainConfig
+from tapas.training.learning_rate import learning_rates
+from tapas.training.model import SequenceModel
+from tapas.training.step import LocalSteps
+
+WARM_UP = 3  # steps that are not counted
+LEAST = 3  # steps that are
+PATIENCE = 4  # times the seconds that pace may take; of a slow model fewer steps are counted
+PACE_SHARE, MOST_PACE_SECONDS = 0.02, 5.0  # of the time is spent on measuring
+EVALUATION_SHARE = 0.15  # at most, on evaluations
+MOST_EPOCHS = 100  # more would only learn the log by heart
+
+
+def fit_to_time(
+    setup: TrainingSetup,
+    validate: Callable[[SequenceModel], dict[str, float]],
+    seconds: float,
+    ranks: Ranks,
+) -> tuple[TrainConfig, str]:
+    """The configuration with the steps that fit into `seconds`, and a sentence about them.
+
+    The model of `setup` is used up. Raises UsageError if the time is too short for an evaluation
+    and as many steps as there are between two.
+    """
+    started = time.monotonic()
+    config = setup.config
+    steps = LocalSteps(
+        setup.model,
+        setup.windows,
+        setup.optimizer,
+        seed=config.loop.seed,
+        rates=learning_rates(config),
+        ranks=ranks,
+    )
+
+    def take(number: int) -> float:
+        start = time.perf_counter()
+        steps.run_step(number, number + 1)
+        return _agreed(time.perf_counter() - start, ranks)
+
+    step_seconds = mean_step(take, min(PACE_SHARE * seconds, MOST_PACE_SECONDS))
+    begin = time.perf_counter()
+    validate(setup.model)
+    evaluation_seconds = _agreed(time.perf_counter() - begin, ranks)
+    left = seconds - _agreed(time.monotonic() - started, ranks)
+    times = int(EVALUATION_SHARE * left / evaluation_seconds)
+    times = max(1, min(EVALUATIONS, times))
+    num_steps = int((left - times * evaluation_seconds) / step_seconds)
+    if num_steps < EVALUATIONS:
+        least = seconds - left + evaluation_seconds + EVALUATIONS * step_seconds
+        raise UsageError(
+            f"--minutes {seconds / 60:.3g} is too short: a step takes {step_seconds:.2g} s and an "
+            f"evaluation {evaluation_seconds:.2g} s. Give it at least {1.3 * least / 60:.2g} "
+            "minutes, or choose a smaller model."
+        )
+    num_steps = min(num_steps, MOST_EPOCHS * setup.windows.steps_per_epoch)
+    epochs = num_steps / setup.windows.steps_per_epoch
+    every = -(-num_steps // times)
+    loop = replace(config.loop, steps=num_steps, evaluate_every=every, patience=times)
+    words = (
+        f"{seconds / 60:.3g} minutes: {num_steps:,} steps of {step_seconds:.2g} s, "
+        f"{epochs:.3g} epochs, and {times} evaluation{'s' if times > 1 else ''} of "
+        f"{evaluation_seconds:.2g} s."
+    )
+    return replace(config, loop=loop), words
+
+
+def mean_step(take: Callable[[int], float], seconds: float, warm_up: int = WARM_UP) -> float:
+    """Mean time of the steps that fit into `seconds`, after a warm-up; `take(i)` runs step i.
+
+    At least 3 steps are counted, unless they take more than 4 times `seconds`.
+    """
+    warm = 0.0
+    for number in range(warm_up):
+        warm += take(number)
+        if warm > PATIENCE * seconds:
+            break
+    taken: list[float] = []
+    while sum(taken) < seconds or len(taken) < LEAST:
+        taken.append(take(number + 1 + len(taken)))
+        if sum(taken) > PATIENCE * seconds:
+            break
+    return statistics.fmean(taken)
+
+
+def _agreed(value: float, ranks: Ranks) -> float:
+    """The mean of `value` over ranks, so that all plan the same."""
+    return value if not ranks.is_distributed else float(ranks.sum_numbers(value)[0]) / ranks.size

@@ -1,0 +1,124 @@
+"""Settings chosen from the log: each rule at both sides of its bound, nothing that was given."""
+
+from dataclasses import replace
+
+import pytest
+
+from tapas.data.description import Description
+from tapas.data.times import DATETIME
+from tapas.training.config import build_config, names_in
+from tapas.training.recipe import Choice, _choose, _Recipe
+
+RATINGS = Description(  # a sparse log of ratings: nobody rates an item twice
+    num_events=200_000,
+    num_users=22_000,
+    num_items=12_000,
+    num_baskets=190_000,
+    first_time="",
+    last_time="",
+    time_kind=DATETIME,
+    events_per_user=(5, 6, 16),
+    items_per_basket=1.05,
+    seen_once=0.0,
+    top_fifth=0.6,
+    repeats=0.0,
+    remarks=(),
+)
+GROCERIES = replace(RATINGS, repeats=0.41, items_per_basket=9.6, events_per_user=(90, 400, 1300))
+
+
+def chosen(found=RATINGS, *, events=150_000, **given):
+    """The configuration for a log `found`, with settings `given` by section."""
+    given = {"log": {"files": ["log.csv"]}, **given}
+    recipe = _Recipe(build_config(given), names_in(given))
+    _choose(recipe, found, events, found.num_items)
+    return recipe
+
+
+def test_a_sparse_log_without_repeats_gets_a_transformer_and_a_full_softmax():
+    config = chosen().config
+    assert (config.model.encoder, config.model.inputs, config.model.dropout) == (
+        "transformer",
+        "shared",
+        0.5,
+    )
+    assert (config.model.copy, config.model.follow, config.loop.exclude_seen) == (False, True, True)
+    assert config.head.method == "full"
+    assert (config.optimizer.rows, config.optimizer.schedule) == ("lazy-adam", "cosine")
+    assert (config.loop.batch, config.loop.epochs) == (256, 20.0)
+
+
+def test_baskets_that_repeat_are_copied_and_averaged():
+    config = chosen(GROCERIES, events=1_200_000).config
+    assert (config.model.encoder, config.model.history) == ("mean", 200)
+    assert (config.model.copy, config.loop.exclude_seen) == (True, False)
+    assert (config.loop.batch, config.loop.epochs) == (16, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "value"),
+    [
+        ({"repeats": 0.0009}, "loop.exclude_seen", True),
+        ({"repeats": 0.001}, "loop.exclude_seen", False),
+        ({"repeats": 0.0099}, "model.copy", False),
+        ({"repeats": 0.01}, "model.copy", True),
+        ({"items_per_basket": 1.99}, "model.encoder", "transformer"),
+        ({"items_per_basket": 2.0}, "model.encoder", "mean"),
+        ({"num_items": 20_000}, "head.method", "full"),
+        ({"num_items": 20_001}, "head.method", "tapas"),
+        ({"num_items": 200_000}, "model.dim", 128),
+        ({"num_items": 200_001}, "model.dim", 64),
+        ({"num_items": 1_999_999}, "optimizer.rows", "lazy-adam"),
+        ({"num_items": 2_000_000}, "optimizer.rows", "rowwise-adagrad"),
+    ],
+)
+def test_each_rule_has_its_bound(change, name, value):
+    section, _, field = name.partition(".")
+    assert getattr(getattr(chosen(replace(RATINGS, **change)).config, section), field) == value
+
+
+def test_what_was_given_is_kept_and_other_rules_see_it():
+    recipe = chosen(model={"encoder": "gru"}, loop={"steps": 7, "exclude_seen": False})
+    config = recipe.config
+    assert (config.model.encoder, config.model.layers, config.model.dropout) == ("gru", 1, 0.0)
+    assert (config.loop.steps, config.loop.exclude_seen) == (7, False)
+    names = {choice.name for choice in recipe.choices}
+    assert not names & {"model.encoder", "loop.steps", "loop.epochs", "loop.exclude_seen"}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [{"method": "tapas"}, {"method": "nce"}, {"num_samples": 50}, {"presample_factor": 4}],
+    ids=str,
+)
+def test_a_method_or_an_option_of_one_is_never_replaced(head):
+    found = chosen(head=head).config.head.as_table()
+    assert found | head == found
+    assert found["method"] == head.get("method", "tapas")
+
+
+def test_targets_that_were_given_leave_the_method_open():
+    config = chosen(head={"next_items": 1}).config
+    assert (config.head.method, config.head.next_items) == ("full", 1)
+
+
+def test_a_method_without_class_vectors_has_inputs_of_its_own():
+    assert chosen(head={"method": "huffman"}).config.model.inputs == "own"
+
+
+def test_every_choice_is_a_line_with_its_reason():
+    recipe = chosen(replace(RATINGS, num_items=54_321))
+    lines = {choice.name: str(choice) for choice in recipe.choices}
+    assert lines["head.method"] == (
+        "head.method = tapas: 54,321 items: two passes learn more than one in the same time"
+    )
+    assert lines["model.copy"] == (
+        "model.copy = false: 0.0 % of events repeat an item of the same user"
+    )
+    assert len(lines) == len(recipe.choices)
+    assert str(Choice("loop.batch", 1024, "so")) == "loop.batch = 1,024: so"
+    for choice in recipe.choices:
+        section, _, field = choice.name.partition(".")
+        part = getattr(recipe.config, section)
+        found = part.as_table()[field] if section == "head" else getattr(part, field)
+        assert found == choice.value
