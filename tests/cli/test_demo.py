@@ -17,7 +17,7 @@ from tapas.training.run_folder import open_run
 
 pytestmark = pytest.mark.slow
 SMALL = ListeningLogConfig(num_listeners=60, serials_per_genre=4, num_songs=30, most_events=61)
-RUNS = ("sampled-softmax", "TAPAS-priority", "TAPAS-with-copying")
+RUNS = ("sampled-softmax", "TAPAS-priority", "chosen-from-the-log")
 CEILING = "best possible"
 
 
@@ -51,7 +51,7 @@ def test_the_table_has_all_models_three_baselines_and_the_best_possible(done):
         assert re.search(rf"^ *{name} ", ended.stdout, flags=re.MULTILINE), name
     assert "59 users, one point each" in ended.stdout
     assert "MAP@20 of TAPAS priority minus sampled softmax" in ended.stdout
-    assert "TAPAS with copying is TAPAS priority that can also copy" in ended.stdout
+    assert "Chosen from the log is what `tapas train` does when no option is given" in ended.stdout
     assert ended.stdout.count("took last") == 3
     assert ", episode " in ended.stdout
     assert "next basket" not in ended.stdout
@@ -64,7 +64,7 @@ def test_off_a_terminal_lines_tell_the_log_the_progress_and_what_to_do_next(done
         'The real log is not installed (pip install "tapas-softmax[demo]"). This log is made up: '
         "60 listeners each follow 3 serials at a time"
     )
-    assert "Training model 3 of 3: TAPAS with copying." in lines
+    assert "Training model 3 of 3: chosen from the log." in lines
     assert sum(line.startswith("step 20 of 20 · loss ") for line in lines) == 3
     user = re.search(r"^Listener (\d+)$", ended.stdout, flags=re.MULTILINE)[1]
     assert lines[-1] == (
@@ -102,14 +102,14 @@ def test_all_models_train_for_the_same_steps_and_are_drawn(done):
     assert "is not drawn" not in (folder / "report.html").read_text()
 
 
-def test_the_lists_are_those_of_the_model_that_copies(done):
+def test_the_lists_are_those_of_the_model_whose_settings_were_chosen(done):
     ended, folder = done
     page = (folder / "report.html").read_text()
     log = showcase.DemoLog("", [], {}, "listener", showcase.LISTENING_SETTINGS, has_baskets=False)
     people, others = (showcase.some_people(open_run(folder / name), log) for name in RUNS[:0:-1])
     assert people != others
-    assert ended.stdout.count("recommended by TAPAS with copying") == 3
-    assert page.count("recommended by TAPAS with copying") == 3
+    assert ended.stdout.count("recommended by the model chosen from the log") == 3
+    assert page.count("recommended by the model chosen from the log") == 3
     for person in people:
         block = page.split(f"<h3>{person.name}</h3>")[1].split("</div></div>")[0]
         listed = re.findall(r"<li( class=hit)?>([^<]*)</li>", block)

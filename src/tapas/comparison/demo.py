@@ -1,10 +1,9 @@
-"""The demo: sampled softmax, TAPAS, and TAPAS with copying trained on one log, and a report."""
+"""The demo: sampled softmax, TAPAS, and what `tapas train` chooses, on one log, and a report."""
 
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +35,7 @@ from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import ListOptions, ranked_lists
 from tapas.evaluation.scores import Scores, score_lists
 from tapas.evaluation.verdict import beside_baselines
-from tapas.training.config import JSON, TrainConfig, build_config
+from tapas.training.config import JSON, TrainConfig, build_config, names_in
 from tapas.training.journal import read_journal
 from tapas.training.run import train
 from tapas.training.run_evaluation import evaluate_run, load_model, paired_difference_of_runs
@@ -44,23 +43,22 @@ from tapas.training.run_folder import RunFolder, open_run
 from tapas.training.trainer import Progress
 
 Layer = dict[str, dict[str, JSON]]
-PLAIN, TAPAS, COPYING = "sampled softmax", "TAPAS priority", "TAPAS with copying"
+PLAIN, TAPAS, CHOSEN = "sampled softmax", "TAPAS priority", "chosen from the log"
 VARIANTS: dict[str, Layer] = {  # PLAIN and TAPAS are the comparison
     PLAIN: {"head": {"presample_factor": 1}},
     TAPAS: {"head": {"presample_factor": 8}},
-    COPYING: {"head": {"presample_factor": 8}, "model": {"copy": True}},
+    CHOSEN: {},
 }
 LOOP: dict[str, JSON] = {"patience": 100, "validation_examples": 1_000}
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """How the models are trained on one log."""
+    """How the first two models are trained on one log."""
 
-    shared: Layer  # by all models
-    copying: Layer  # what else differs for the model that copies
+    shared: Layer
     steps: int  # unless told otherwise
-    copying_steps: Fraction  # steps of the model that copies, as a share of those of the others
+    chosen_steps: int | None = None  # of the third model; None: as many as are chosen for the log
 
 
 GROCERY_SETTINGS = DemoSettings(
@@ -70,9 +68,7 @@ GROCERY_SETTINGS = DemoSettings(
         "optimizer": {"rows_lr": 0.3},
         "loop": {"batch": 64, **LOOP},
     },
-    {"model": {"history": 1_000}, "loop": {"batch": 16}},
     steps=2000,
-    copying_steps=Fraction(2, 25),
 )
 LISTENING_SETTINGS = DemoSettings(
     {
@@ -81,9 +77,8 @@ LISTENING_SETTINGS = DemoSettings(
         "optimizer": {"rows_lr": 0.3, "encoder_lr": 0.005},
         "loop": {"batch": 32, **LOOP},
     },
-    {},
     steps=1200,
-    copying_steps=Fraction(1),
+    chosen_steps=1200,
 )
 PEOPLE = 3
 CURVES = "curves.png"
@@ -130,34 +125,23 @@ def find_demo_log(out: Path, synthetic: bool) -> DemoLog:
     )
 
 
-def steps_of(name: str, steps: int, settings: DemoSettings) -> tuple[int, int]:
-    """Number of steps of a variant, and steps between evaluations; the first two have `steps`.
-
-    >>> steps_of(TAPAS, 2000, GROCERY_SETTINGS), steps_of(COPYING, 2000, GROCERY_SETTINGS)
-    ((2000, 200), (160, 40))
-    """
-    if name == COPYING and settings.copying_steps < 1:
-        fewer = max(1, int(steps * settings.copying_steps))
-        return fewer, max(1, fewer // 4)
-    return steps, max(1, steps // 10)
-
-
-def variant_config(log: DemoLog, name: str, steps: int, seed: int) -> TrainConfig:
-    settings = log.settings
-    num_steps, every = steps_of(name, steps, settings)
-    layer: Layer = {
-        "log": {"files": list(log.files)},
-        "loop": {"steps": num_steps, "seed": seed, "evaluate_every": every},
-    }
-    copying = settings.copying if name == COPYING else {}
-    return build_config(settings.shared, VARIANTS[name], copying, layer)
+def variant_layers(log: DemoLog, name: str, steps: int | None, seed: int) -> list[Layer]:
+    """The settings of a variant; without `steps`, those of the demo."""
+    settings, num_steps = log.settings, steps
+    of_log: Layer = {"log": {"files": list(log.files)}, "loop": {"seed": seed}}
+    if name == CHOSEN:
+        num_steps = steps or settings.chosen_steps
+        return [of_log, {"loop": {"steps": num_steps}}] if num_steps else [of_log]
+    num_steps = steps or settings.steps
+    length: Layer = {"loop": {"steps": num_steps, "evaluate_every": max(1, num_steps // 10)}}
+    return [settings.shared, VARIANTS[name], of_log, length]
 
 
 def train_variant(
     log: DemoLog,
     out: Path,
     name: str,
-    steps: int,
+    steps: int | None,
     seed: int,
     *,
     status: Callable[[str], None],
@@ -165,10 +149,11 @@ def train_variant(
 ) -> tuple[RunFolder, float]:
     """Train one variant. Returns its run and the seconds it took."""
     path = out / name.replace(" ", "-")
-    config, cache = variant_config(log, name, steps, seed), out / "cache"
+    layers, cache = variant_layers(log, name, steps, seed), out / "cache"
+    config, given = build_config(*layers), names_in(*layers) if name == CHOSEN else None
     prepare_log(config.log, cache, status=status)  # not part of the measured time
     start = time.perf_counter()
-    train(config, path, cache=cache, status=status, on_progress=watch)
+    train(config, path, cache=cache, given=given, status=status, on_progress=watch)
     return open_run(path), time.perf_counter() - start
 
 
@@ -179,7 +164,6 @@ class DemoResult:
     evaluations: dict[str, Evaluation]
     lead: Interval  # MAP@20 of TAPAS priority minus that of sampled softmax
     seconds: dict[str, float]
-    same_steps: bool  # the model that copies was trained on the same batches as the others
     ceiling: Scores | None = None  # of the best lists, if it is known how the log was made
 
     @property
@@ -198,7 +182,7 @@ def evaluate_variants(
     evaluations = {name: evaluate_run(run)[0] for name, run in runs.items()}
     lead = paired_difference_of_runs(runs[TAPAS], runs[PLAIN])
     ceiling = None if log.made is None else score_truth(log.made, runs[TAPAS])
-    return DemoResult(evaluations, lead, seconds, log.settings.copying_steps == 1, ceiling)
+    return DemoResult(evaluations, lead, seconds, ceiling)
 
 
 def score_truth(made: ListeningLogConfig, run: RunFolder) -> Scores:
@@ -248,16 +232,11 @@ def verdict(found: DemoResult) -> list[str]:
 
 def remarks(found: DemoResult) -> list[str]:
     """Sentences below the table."""
-    copying = (
-        f"{COPYING} can copy from the history and is trained on fewer, longer windows: its numbers "
-        "say nothing about sampling."
-    )
-    if found.same_steps:
-        copying = f"{COPYING} is {TAPAS} that can also copy from the history; all else is the same."
     words = [
         f"MAP@20 of {TAPAS} minus {PLAIN}, same users: {found.lead.format(sign=True)}. These two "
         "differ only in the second pass: same batches, same steps.",
-        copying,
+        f"{CHOSEN.capitalize()} is what `tapas train` does when no option is given; its numbers "
+        "say nothing about sampling.",
         "This is one seed: repeat with another --seed before you trust a small difference.",
         "±: distance to the farther end of the 95 % interval (bootstrap over users). Tail: share "
         "of recommended items from the rarest tenth of the events. Training: seconds in total, "
@@ -282,7 +261,7 @@ def some_people(run: RunFolder, of: DemoLog) -> list[Lists]:
     user, point = points.user[middle], points.point[middle]
     target = next_items_at(log, points, 10)[middle]
     start = log.offsets[user]
-    options = ListOptions(run.config.model.history)
+    options = ListOptions(run.config.model.reads, run.config.loop.exclude_seen)
     these = EvalPoints(user, point, points.limit[middle])
     ranked, _ = ranked_lists(model, log, these, target, options, with_loss=False)
     part = by_basket if of.has_baskets else lambda names, times: list(names)
@@ -303,7 +282,7 @@ def some_people(run: RunFolder, of: DemoLog) -> list[Lists]:
         ]
         lists = {
             "took last": part(names[:first], log.times[recent].tolist()),
-            f"recommended by {COPYING}": recommended,
+            f"recommended by the model {CHOSEN}": recommended,
             "took next": part(names[last:], log.times[following].tolist()),
         }
         people.append(Lists(f"{of.person.capitalize()} {name}", lists))
@@ -343,19 +322,17 @@ def by_basket(names: Sequence[str], times: Sequence[int]) -> list[str]:
 def make_page(
     log: DemoLog, found: DemoResult, people: list[Lists], runs: dict[str, RunFolder]
 ) -> bytes:
-    config, copying = runs[TAPAS].config, runs[COPYING].config
+    config, chosen = runs[TAPAS].config, runs[CHOSEN].config
     options = config.head.options
     introduction = (
         log.about,
-        f"All models: {config.model.encoder} encoder, {config.model.dim} dimensions, n = "
-        f"{options['num_samples']} classes for each step. TAPAS draws "
-        f"{options['presample_factor']} times as many and keeps n of them by their scores.",
-        f"{PLAIN.capitalize()} and {TAPAS}: {_amount(config)}.",
-        f"{COPYING} takes part of the probability from the items of the history: "
-        f"{_amount(copying)}.",
+        f"{PLAIN.capitalize()} and {TAPAS}: {config.model.encoder} encoder, {config.model.dim} "
+        f"dimensions, n = {options['num_samples']} classes for each step, {_amount(config)}. TAPAS "
+        f"draws {options['presample_factor']} times as many and keeps n of them by their scores.",
+        f"{CHOSEN.capitalize()}, as `tapas train` does: {chosen.model.encoder} encoder, "
+        f"{chosen.model.dim} dimensions, {_amount(chosen)}; "
+        f"{'own items, ' if chosen.model.copy else ''}counted followers and the softmax are mixed.",
     )
-    drawn = list(VARIANTS) if found.same_steps else [PLAIN, TAPAS]
-    curves_note = f"{COPYING} is not drawn: it takes fewer steps, with larger windows."
     blocks: list[Block] = [
         *map(Paragraph, introduction),
         Heading("Scores on test users"),
@@ -365,13 +342,13 @@ def make_page(
         *(Paragraph(words, "note") for words in remarks(found)),
         Heading("While training"),
         Picture(CURVES, "MAP@20 on validation against steps"),
-        *([] if found.same_steps else [Paragraph(curves_note, "note")]),
+        Paragraph("Steps of the third model are of another size.", "note"),
         Heading(f"Three {log.person}s"),
         Paragraph(f"In colour: recommended items that the {log.person} took next.", "note"),
         *people,
     ]
-    curves = draw_curves({name: runs[name].path / "journal.jsonl" for name in drawn})
-    title = "Next items: sampled softmax, TAPAS, and TAPAS with copying on one log"
+    curves = draw_curves({name: runs[name].path / "journal.jsonl" for name in VARIANTS})
+    title = "Next items: sampled softmax, TAPAS, and settings chosen from the log"
     return as_html(title, blocks, {CURVES: curves}).encode()
 
 
@@ -399,17 +376,16 @@ def _amount(config: TrainConfig) -> str:
     return f"{loop.steps:,} steps of {loop.batch} windows of up to {history:,} events"
 
 
-def as_document(log: DemoLog, found: DemoResult, steps: int, seed: int) -> str:
+def as_document(log: DemoLog, found: DemoResult, runs: Mapping[str, RunFolder], seed: int) -> str:
+    steps = {name: run.config.loop.steps for name, run in runs.items()}
     document = {
         "log": log.about,
-        "steps": steps,
+        "steps": steps[TAPAS],
         "seed": seed,
         "num_threads": torch.get_num_threads(),
         "lead_map@20": asdict(found.lead),
         "best": found.best,
-        "training_steps": {
-            name: steps_of(name, steps, log.settings)[0] for name in found.evaluations
-        },
+        "training_steps": steps,
         "training_seconds": found.seconds,
         "ways": {name: asdict(a) for name, a in found.evaluations.items()},
     }

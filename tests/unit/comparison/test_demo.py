@@ -2,59 +2,40 @@
 
 from dataclasses import replace
 
-import pytest
-
 from tapas.comparison import demo
-from tapas.comparison.demo import COPYING, PLAIN, TAPAS, DemoLog, DemoResult
+from tapas.comparison.demo import CHOSEN, PLAIN, TAPAS, DemoLog, DemoResult
 from tapas.evaluation.evaluate import Evaluation
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.scores import Bucket, Scores
-from tapas.training.config import as_tables
+from tapas.training.config import as_tables, build_config, names_in
 
 LOG = DemoLog("A log.", ["log.parquet"], {}, "household", demo.GROCERY_SETTINGS, has_baskets=True)
 MADE_UP = replace(LOG, settings=demo.LISTENING_SETTINGS)
 
 
-@pytest.mark.parametrize(
-    ("steps", "every", "fewer", "every_fewer"),
-    [(2000, 200, 160, 40), (337, 33, 26, 6), (24, 2, 1, 1), (1, 1, 1, 1)],
-)
-def test_the_third_variant_takes_two_steps_for_twenty_five(steps, every, fewer, every_fewer):
-    for name in (PLAIN, TAPAS):
-        assert demo.steps_of(name, steps, demo.GROCERY_SETTINGS) == (steps, every)
-    assert demo.steps_of(COPYING, steps, demo.GROCERY_SETTINGS) == (fewer, every_fewer)
-    assert demo.steps_of(COPYING, steps, demo.LISTENING_SETTINGS) == (steps, every)
-
-
-def differences(first, second, log=LOG):
-    """{section.name: (value of `first`, value of `second`)} where two variants differ."""
-    one, other = (as_tables(demo.variant_config(log, name, 2000, 7)) for name in (first, second))
-    assert one.keys() == other.keys()
-    return {
-        f"{section}.{name}": (value, other[section].get(name))
-        for section, table in one.items()
-        for name, value in table.items()
-        if value != other[section].get(name)
-    }
+def settings(log, name, steps=None):
+    return as_tables(build_config(*demo.variant_layers(log, name, steps, 7)))
 
 
 def test_the_first_two_differ_in_the_second_pass_only():
     for log in (LOG, MADE_UP):
-        assert differences(PLAIN, TAPAS, log) == {"head.presample_factor": (1, 8)}
+        one, other = settings(log, PLAIN), settings(log, TAPAS)
+        assert (one["head"].pop("presample_factor"), other["head"].pop("presample_factor")) == (
+            1,
+            8,
+        )
+        assert one == other
 
 
-def test_on_the_made_up_log_the_third_differs_in_copying_only():
-    assert differences(TAPAS, COPYING, MADE_UP) == {"model.copy": (False, True)}
+def test_the_third_is_given_the_log_and_the_seed_and_perhaps_its_length():
+    def given(log, steps=None):
+        return names_in(*demo.variant_layers(log, CHOSEN, steps, 7))
 
-
-def test_the_third_is_the_second_with_repeats_and_a_longer_history():
-    assert differences(TAPAS, COPYING) == {
-        "model.copy": (False, True),
-        "model.history": (200, 1_000),
-        "loop.batch": (64, 16),
-        "loop.steps": (2000, 160),
-        "loop.evaluate_every": (200, 40),
-    }
+    assert given(LOG) == {"log.files", "loop.seed"}
+    assert given(LOG, 20) == given(MADE_UP) == {"log.files", "loop.seed", "loop.steps"}
+    assert settings(MADE_UP, CHOSEN)["loop"]["steps"] == 1_200
+    assert settings(LOG, TAPAS)["loop"]["steps"] == 2_000
+    assert settings(LOG, TAPAS, 20)["loop"]["evaluate_every"] == 2
 
 
 def evaluation(value, **lead):
@@ -75,15 +56,15 @@ OLD = evaluation(0.05, popular=BEHIND, own_most_frequent=BEHIND)
 
 
 def found(third, *, second=OLD):
-    models = {PLAIN: OLD, TAPAS: second, COPYING: third}
+    models = {PLAIN: OLD, TAPAS: second, CHOSEN: third}
     lead = Interval(0.0037, 0.0013, 0.0061)
-    return DemoResult(models, lead, dict.fromkeys(models, 2.0), same_steps=False)
+    return DemoResult(models, lead, dict.fromkeys(models, 2.0))
 
 
 def test_the_verdict_is_about_the_best_of_the_models_and_the_points_are_those_of_evaluate():
     third = evaluation(0.08, popular=AHEAD, own_most_frequent=(0.0037, 0.0004, 0.0070))
     assert demo.verdict(found(third)) == [
-        "Our best model (TAPAS with copying) is better than all 2 baselines: MAP@20 "
+        "Our best model (chosen from the log) is better than all 2 baselines: MAP@20 "
         "+0.0037 (+0.0004 to +0.0070) against own most frequent, the best of them."
     ]
     assert third.describe_points() == (
