@@ -75,8 +75,7 @@ def train(
     setup = build_training(config, log, split, ranks)
     if seconds is not None:
         validate = validator(setup.config, log, split, ranks)
-        left = seconds - (time.monotonic() - started)
-        config, words = fit_to_time(setup, validate, left, ranks)
+        config, words = fit_to_time(setup, validate, seconds, ranks, started=started)
         status(words)
         setup = build_training(config, log, split, ranks)
     run = ranks.main_first(

@@ -32,13 +32,15 @@ def fit_to_time(
     validate: Callable[[SequenceModel], dict[str, float]],
     seconds: float,
     ranks: Ranks,
+    *,
+    started: float,
 ) -> tuple[TrainConfig, str]:
     """The configuration with the steps that fit into `seconds`, and a sentence about them.
 
-    The model of `setup` is used up. Raises UsageError if the time is too short for an evaluation
-    and as many steps as there are between two.
+    `started` is when the time began, by `time.monotonic`. The model of `setup` is used up. Raises
+    UsageError if the time is too short for an evaluation and as many steps as there are between
+    two.
     """
-    started = time.monotonic()
     config = setup.config
     steps = LocalSteps(
         setup.model,

@@ -29,7 +29,7 @@ def clock(monkeypatch):
     return clock
 
 
-def fitted(clock, monkeypatch, minutes, *, step, evaluation, steps_per_epoch=1_000):
+def fitted(clock, monkeypatch, minutes, *, step, evaluation, steps_per_epoch=1_000, spent=0.0):
     class Steps:
         def __init__(self, *args, **options):
             pass
@@ -50,7 +50,7 @@ def fitted(clock, monkeypatch, minutes, *, step, evaluation, steps_per_epoch=1_0
         config=replace(config, loop=loop, optimizer=OptimizerConfig()),
         model=None, windows=windows, optimizer=None,
     )  # fmt: skip
-    return fit_to_time(setup, validate, 60 * minutes, ONE_PROCESS)
+    return fit_to_time(setup, validate, 60 * minutes, ONE_PROCESS, started=clock.now - spent)
 
 
 def test_steps_and_evaluations_fill_the_time_that_measuring_leaves(clock, monkeypatch):
@@ -59,6 +59,17 @@ def test_steps_and_evaluations_fill_the_time_that_measuring_leaves(clock, monkey
     assert (config.loop.steps, config.loop.evaluate_every) == (5_616, 562)
     assert config.loop.patience == 10
     assert words == "10 minutes: 5,616 steps of 0.1 s, 5.62 epochs, and 10 evaluations of 3 s."
+
+
+def test_the_time_that_reading_the_log_took_is_part_of_it(clock, monkeypatch):
+    config, words = fitted(clock, monkeypatch, 10, step=0.1, evaluation=3.0, spent=100.0)
+    assert config.loop.steps == 4_616
+    assert words.startswith("10 minutes: 4,616 steps of 0.1 s")
+    with raises_text(
+        "--minutes 1 is too short: a step takes 0.1 s and an evaluation 3 s. Give it at least 2.5 "
+        "minutes, or choose a smaller model."
+    ):
+        fitted(clock, monkeypatch, 1, step=0.1, evaluation=3.0, spent=100.0)
 
 
 def test_slow_evaluations_become_fewer(clock, monkeypatch):
