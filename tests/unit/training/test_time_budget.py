@@ -66,7 +66,7 @@ def test_the_time_that_reading_the_log_took_is_part_of_it(clock, monkeypatch):
     assert config.loop.steps == 4_616
     assert words.startswith("10 minutes: 4,616 steps of 0.1 s")
     with raises_text(
-        "--minutes 1 is too short: a step takes 0.1 s and an evaluation 3 s. Give it at least 2.5 "
+        "--minutes 1 is too short: a step takes 0.1 s and an evaluation 3 s. Give it at least 2.4 "
         "minutes, or choose a smaller model."
     ):
         fitted(clock, monkeypatch, 1, step=0.1, evaluation=3.0, spent=100.0)
