@@ -26,7 +26,6 @@ from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingSetup, build_training, check_sizes, resolve_service
 from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal, NoJournal
-from tapas.training.learning_rate import learning_rates
 from tapas.training.memory_plan import describe_memory
 from tapas.training.recipe import choose_settings
 from tapas.training.run_folder import (
@@ -37,7 +36,7 @@ from tapas.training.run_folder import (
     open_run,
     write_config,
 )
-from tapas.training.step import LocalSteps
+from tapas.training.step import local_steps
 from tapas.training.time_budget import fit_to_time
 from tapas.training.trainer import Progress, Trainer, TrainResult
 from tapas.training.validation import describe_training, validation_examples, validator
@@ -235,14 +234,7 @@ def opened_trainer(
     """A trainer of `run` that continues from `checkpoint`, with an open journal."""
     config, step = setup.config, checkpoint.step if checkpoint else 0
     validate = validator(config, run.log, split, ranks) if len(split.validation) else None
-    steps = LocalSteps(
-        setup.model,
-        setup.windows,
-        setup.optimizer,
-        seed=config.loop.seed,
-        rates=learning_rates(config),
-        ranks=ranks,
-    )
+    steps = local_steps(setup, ranks)
     with Journal(run.path, resume_at=step) if ranks.is_main else NoJournal() as journal:
         trainer = Trainer(
             setup.model, steps, validate, run.checkpoints, journal, loop=config.loop, ranks=ranks

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -19,9 +19,12 @@ from tapas.rng import stream
 from tapas.tables import ClassTable
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.journal import Value
-from tapas.training.learning_rate import LearningRates
+from tapas.training.learning_rate import LearningRates, learning_rates
 from tapas.training.model import SequenceModel
 from tapas.training.parallel import average_gradients, local_batch
+
+if TYPE_CHECKING:
+    from tapas.training.build import TrainingSetup
 
 TRIM_EVERY = 32  # steps
 
@@ -112,6 +115,19 @@ class LocalSteps:
 
     def events(self) -> Iterable[tuple[str, dict[str, Value]]]:
         return ()
+
+
+def local_steps(setup: "TrainingSetup", ranks: Ranks = ONE_PROCESS) -> LocalSteps:
+    """The steps of `setup`, in this process and together with the other `ranks`."""
+    config = setup.config
+    return LocalSteps(
+        setup.model,
+        setup.windows,
+        setup.optimizer,
+        seed=config.loop.seed,
+        rates=learning_rates(config),
+        ranks=ranks,
+    )
 
 
 def step(

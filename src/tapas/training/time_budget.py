@@ -15,9 +15,8 @@ from tapas.errors import UsageError
 from tapas.tables.ranks import Ranks
 from tapas.training.build import EVALUATIONS, TrainingSetup
 from tapas.training.config import TrainConfig
-from tapas.training.learning_rate import learning_rates
 from tapas.training.model import SequenceModel
-from tapas.training.step import LocalSteps
+from tapas.training.step import local_steps
 
 WARM_UP = 3  # steps that are not counted
 LEAST = 3  # steps that are
@@ -42,14 +41,7 @@ def fit_to_time(
     two.
     """
     config = setup.config
-    steps = LocalSteps(
-        setup.model,
-        setup.windows,
-        setup.optimizer,
-        seed=config.loop.seed,
-        rates=learning_rates(config),
-        ranks=ranks,
-    )
+    steps = local_steps(setup, ranks)
 
     def take(number: int) -> float:
         start = time.perf_counter()

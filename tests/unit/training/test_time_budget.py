@@ -42,7 +42,7 @@ def fitted(clock, monkeypatch, minutes, *, step, evaluation, steps_per_epoch=1_0
         clock.now += evaluation
         return {}
 
-    monkeypatch.setattr("tapas.training.time_budget.LocalSteps", Steps)
+    monkeypatch.setattr("tapas.training.time_budget.local_steps", Steps)
     config = build_config({"log": {"files": ["x"]}})
     loop = replace(LoopConfig(), steps=50, evaluate_every=5)
     windows = SimpleNamespace(steps_per_epoch=steps_per_epoch)

@@ -13,8 +13,7 @@ from tapas.data.source import LogSource
 from tapas.training.build import build_training
 from tapas.training.config import HeadConfig, LoopConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tapas.training.journal import Journal, read_journal
-from tapas.training.learning_rate import learning_rates
-from tapas.training.step import LocalSteps
+from tapas.training.step import local_steps
 from tapas.training.trainer import Trainer, TrainResult
 
 LOOP = LoopConfig(steps=20, evaluate_every=2, batch=4, patience=2, keep=3, checkpoint_seconds=1e9)
@@ -46,10 +45,7 @@ def make(data, tmp_path):
         journals.append(Journal(tmp_path, tensorboard=False))
         return Trainer(
             built.model,
-            LocalSteps(
-                built.model, built.windows, built.optimizer, seed=built.config.loop.seed,
-                rates=learning_rates(built.config),
-            ),
+            local_steps(built),
             validate,
             CheckpointFolder(tmp_path / "checkpoints", keep=built.config.loop.keep),
             journals[-1],
