@@ -100,6 +100,9 @@ def _choose(recipe: _Recipe, found: Description, num_events: int, num_classes: i
         recipe.choose("model.dim", WIDE_DIM, f"{num_classes:,} items: wider vectors learn sooner")
     if encoder == "transformer":
         recipe.choose("model.layers", 2, "as SASRec")
+        if recipe.config.model.dim % recipe.config.model.attention_heads:
+            reason = f"{recipe.config.model.dim} dimensions cannot be shared by more"
+            recipe.choose("model.attention_heads", 1, reason)
         recipe.choose("model.dropout", *_dropout(num_events / num_classes))
     elif encoder == "mean":
         recipe.choose("model.history", 200, "a mean of many items costs little")
@@ -110,7 +113,7 @@ def _choose(recipe: _Recipe, found: Description, num_events: int, num_classes: i
             reason = f"{items}: a full softmax is exact and fast enough"
             recipe.choose("head.method", "full", reason)
         else:
-            reason = f"{items}: two passes learn more than one in the same time"
+            reason = f"{items}: too many for a full softmax"
             recipe.choose("head.method", "tapas", reason)
     if num_classes < MANY_ITEMS:
         recipe.choose("optimizer.rows", "lazy-adam", f"{items}: its moments fit into memory")

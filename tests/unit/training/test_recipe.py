@@ -97,6 +97,11 @@ def test_a_method_or_an_option_of_one_is_never_replaced(head):
     assert found["method"] == head.get("method", "tapas")
 
 
+def test_dimensions_that_heads_cannot_share_get_one_head():
+    assert chosen(model={"dim": 25}).config.model.attention_heads == 1
+    assert chosen(model={"dim": 26}).config.model.attention_heads == 2
+
+
 def test_targets_that_were_given_leave_the_method_open():
     config = chosen(head={"next_items": 1}).config
     assert (config.head.method, config.head.next_items) == ("full", 1)
@@ -110,7 +115,7 @@ def test_every_choice_is_a_line_with_its_reason():
     recipe = chosen(replace(RATINGS, num_items=54_321))
     lines = {choice.name: str(choice) for choice in recipe.choices}
     assert lines["head.method"] == (
-        "head.method = tapas: 54,321 items: two passes learn more than one in the same time"
+        "head.method = tapas: 54,321 items: too many for a full softmax"
     )
     assert lines["model.copy"] == (
         "model.copy = false: 0.0 % of events repeat an item of the same user"
