@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-RECENT = 5  # latest events whose followers are looked up
+RECENT = 10  # latest events whose followers are looked up
 
 
-def transitions(items, times, offsets, end, num_classes, *, window=3, backward=0.5):
+def transitions(items, times, offsets, end, num_classes, *, window=5, backward=0.25):
     """Counts (C, C) of followers (columns) of items (rows), by event and by distance."""
     count = np.zeros((num_classes, num_classes))
     for first, stop in zip(offsets[:-1], end, strict=True):
@@ -29,15 +29,16 @@ def copy(items, ages, num_classes, *, decay, power, excluded=()):
     return weight / weight.sum() if weight.any() else weight
 
 
-def follow(items, count, *, decay, trust, excluded=()):
+def follow(items, ages, count, *, decay, trust, excluded=()):
     """Probabilities (C,) of what follows the latest of `items`, and c(x_k) of each of these."""
     prob, total_weight, totals = np.zeros(len(count)), 0.0, []
-    for back, item in enumerate(list(reversed(items))[:RECENT]):
+    latest = list(zip(items, ages, strict=True))[-RECENT:]
+    for item, age in reversed(latest):
         row = count[item].copy()
         row[[c for c in excluded if c >= 0]] = 0.0
         totals.append(row.sum())
         if totals[-1] > 0:
-            weight = math.exp(-decay * back) * (1 + totals[-1]) ** trust
+            weight = math.exp(-decay * (age - 1)) * (1 + totals[-1]) ** trust
             total_weight += weight
             prob += weight * row / totals[-1]
     return (prob / total_weight if total_weight else prob), totals
@@ -61,7 +62,7 @@ def mixed(mixture, count, items, ages, logits, excluded=()):
         features[4] = 1 - len(set(items)) / len(items)
     if mixture.follow is not None:
         numbers = {"decay": float(mixture.follow.decay), "trust": float(mixture.follow.trust)}
-        prob, totals = follow(items, count, **numbers, excluded=excluded)
+        prob, totals = follow(items, ages, count, **numbers, excluded=excluded)
         parts.append(prob)
         features[1], features[2] = math.log(1 + totals[0]), math.log(1 + max(totals))
     weight = [1.0]

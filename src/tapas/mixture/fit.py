@@ -64,7 +64,7 @@ class Watched:
             prob = mixture.copy.prob(self.evidence.own).gather(1, self.own_slot.clamp(min=0))
             found.append(prob.masked_fill(self.own_slot < 0, 0.0))
         if mixture.follow is not None and self.evidence.found is not None and self.hits is not None:
-            weight = mixture.follow.weight(self.evidence.found.total)
+            weight = mixture.follow.weight(self.evidence.found)
             found.append((weight[:, None] * self.hits).sum(dim=2))
         prob = torch.stack(found, dim=2)
         tiny = torch.finfo(prob.dtype).tiny  # log(0) would make gradients NaN

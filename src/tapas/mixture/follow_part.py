@@ -1,9 +1,10 @@
 """Following: what came after the latest items of the history in training, as counted.
 
     p_follow(y) = sum over the latest items x_1 (the last one), x_2, ... of v_k c(x_k, y) / c(x_k)
-    v           = softmax over k of  -decay (k - 1) + trust log(1 + c(x_k))
+    v           = softmax over k of  -decay (a_k - 1) + trust log(1 + c(x_k))
 
-c(x, y) are the counts of `Transitions`, c(x) is their sum over y.
+c(x, y) are the counts of `Transitions`, c(x) is their sum over y, and a_k is how many baskets ago
+x_k was: 1 for all items of the last basket, whose order says nothing.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from tapas.mixture.past import Past, within
 from tapas.mixture.transitions import Transitions
 
-RECENT = 5  # latest events of a history whose followers are looked up
+RECENT = 10  # latest events of a history whose followers are looked up
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,11 @@ class Followers:
     items: Tensor  # (B, R, F) -1 is padding
     count: Tensor  # (B, R, F) 0 for padding
     total: Tensor  # (B, R) sums of `count`
+    age: Tensor  # (B, R) how many baskets ago the item was
 
 
 class FollowPart(nn.Module):
-    """Two numbers: `decay` from one item to the one before it, `trust` in items with many counts.
+    """Two numbers: `decay` from one basket to the one before it, `trust` in items with many counts.
 
     `transitions` are no part of the state: they are counted again when a model is opened.
     """
@@ -52,12 +54,13 @@ class FollowPart(nn.Module):
             left_out = within(items.flatten(1), exclude, self.transitions.num_classes)
             left_out = left_out.view_as(items)
             items, count = items.masked_fill(left_out, -1), count.masked_fill(left_out, 0.0)
-        return Followers(items, count, count.sum(dim=2))
+        age = past.age.gather(1, back.clamp(min=0)).masked_fill(back < 0, 1)
+        return Followers(items, count, count.sum(dim=2), age)
 
-    def weight(self, total: Tensor) -> Tensor:
-        """(B, R) v / c of the latest items with sums `total` (B, R); 0 for those without any."""
-        steps = torch.arange(total.shape[1], device=total.device)
-        score = -self.decay * steps + self.trust * torch.log1p(total)
+    def weight(self, found: Followers) -> Tensor:
+        """(B, R) v / c of the latest items; 0 for those that nothing followed."""
+        total = found.total
+        score = -self.decay * (found.age - 1) + self.trust * torch.log1p(total)
         score = score.masked_fill(total <= 0, -torch.inf)
         best = score.amax(dim=1, keepdim=True)
         share = (score - best.masked_fill(best == -torch.inf, 0.0)).exp()
@@ -66,4 +69,4 @@ class FollowPart(nn.Module):
 
     def prob(self, found: Followers) -> Tensor:
         """(B, R, F) contributions to the probabilities of `found.items`."""
-        return self.weight(found.total)[:, :, None] * found.count
+        return self.weight(found)[:, :, None] * found.count

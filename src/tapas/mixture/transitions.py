@@ -15,8 +15,8 @@ from torch import Tensor
 from tapas.data.baskets import basket_bounds
 from tapas.ragged import Ids, Integers, chunks, ordered, places, runs
 
-WINDOW = 3  # events
-BACKWARD = 0.5
+WINDOW = 5  # events
+BACKWARD = 0.25
 KEEP = 256  # followers of an item
 PAIRS_AT_ONCE = 1 << 21
 

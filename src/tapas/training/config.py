@@ -126,7 +126,8 @@ class ModelConfig:
     @property
     def reads(self) -> int:
         """How many of the latest events a model reads: the encoder, or the counting parts."""
-        return max(self.history, PAST_EVENTS) if self.copy else max(self.history, RECENT)
+        counted = PAST_EVENTS if self.copy else RECENT if self.follow else 0
+        return max(self.history, counted)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,7 +88,7 @@ def cases(draw, parts=None):
     batch = draw(st.integers(1, 4))
     items, ages = [], []
     for _ in range(batch):
-        length = draw(st.sampled_from([1, 2, 4, 9]))
+        length = draw(st.sampled_from([1, 2, 4, 9, 14]))
         items.append(random.integers(0, draw(st.sampled_from([1, 3, C])), length).tolist())
         times = np.sort(random.integers(0, 5, length))
         ages.append(baskets_ago(times[None], np.array([length]))[0].tolist())

@@ -50,7 +50,7 @@ def test_targets_have_the_probabilities_that_the_parts_give_them(case):
             want.append(oracle.copy(items, ages, C, **numbers))
         if follow is not None:
             numbers = {"decay": float(follow.decay), "trust": float(follow.trust)}
-            want.append(oracle.follow(items, case.count, **numbers, excluded=excluded)[0])
+            want.append(oracle.follow(items, ages, case.count, **numbers, excluded=excluded)[0])
         np.testing.assert_allclose(found[b, 1:], np.stack(want, axis=1), rtol=1e-5)
 
 

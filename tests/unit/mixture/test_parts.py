@@ -40,8 +40,8 @@ def test_following_is_a_loop_over_the_latest_events_of_a_history(case):
     found = part.read(case.past, case.exclude)
     prob = part.prob(found)
     numbers = {"decay": float(part.decay), "trust": float(part.trust)}
-    for b, items in enumerate(case.items):
-        want, totals = oracle.follow(items, case.count, **numbers, excluded=case.excluded(b))
+    for b, (items, ages) in enumerate(zip(case.items, case.ages, strict=True)):
+        want, totals = oracle.follow(items, ages, case.count, **numbers, excluded=case.excluded(b))
         mine = spread(found.items[b].flatten().tolist(), prob[b].flatten().tolist())
         np.testing.assert_allclose(mine, want, rtol=1e-6)
         np.testing.assert_allclose(found.total[b, : len(totals)], totals)

@@ -145,7 +145,7 @@ def test_copying_reads_more_of_a_history_than_the_encoder():
             (True, True, 2_000),
         ]
     }  # fmt: skip
-    assert list(reads.values()) == [9, 9, 5, 1_000, 2_000]
+    assert list(reads.values()) == [9, 10, 10, 1_000, 2_000]
 
 
 def test_inputs_are_as_configured(data):
