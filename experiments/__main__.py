@@ -14,6 +14,8 @@ from experiments.four_ways import ABOUT as FOUR_WAYS
 from experiments.four_ways import four_ways
 from experiments.options import ALL_CORES, RESULTS, Draw, Out, Quick, Workers, home_of
 from experiments.overview import all_claims, study_ledger, write_overview
+from experiments.published.command import ABOUT as PUBLISHED
+from experiments.published.command import published
 from experiments.quick import GENERATED_POINTS, say_quick
 from experiments.real import command as paper_real
 from experiments.synthetic.experiment import run_experiment
@@ -41,7 +43,7 @@ app = typer.Typer(
 def list_studies() -> None:
     """List the studies, their claims and how long they take."""
     about = {study.name: (study.claim, study.minutes) for study in STUDIES.values()}
-    about |= {**paper_real.ABOUT, **paper_system.ABOUT, **ESTIMATORS, **FOUR_WAYS}
+    about |= {**paper_real.ABOUT, **paper_system.ABOUT, **ESTIMATORS, **FOUR_WAYS, **PUBLISHED}
     rows = [[name, *words] for name, words in about.items()]
     print_table(("study", "claim", "minutes on 2 cores"), rows, right=False)
 
@@ -103,6 +105,7 @@ for _name, _function in paper_real.COMMANDS.items():
 app.command("table-1")(paper_system.table_1)
 app.command()(estimators)
 app.command("four-ways")(four_ways)
+app.command()(published)
 
 
 def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 from experiments.estimators.bias import BiasRun
 from experiments.estimators.step_times import StepRun
 from experiments.four_ways import FourWaysRun
+from experiments.published.runs import PublishedRun
 from experiments.real.runs import RealRun
 from experiments.synthetic.runs import Run
 from experiments.system.config import Round, System
@@ -22,6 +23,7 @@ KINDS = {  # of the lines of a ledger, by its folder or its name
     "real-data": RealRun,
     "system": lambda system, number: Round(System(**system), number),
     "four-ways": FourWaysRun,
+    "published": PublishedRun,
     "pace.jsonl": PaceRun,
     "step_times.jsonl": StepRun,
     "bias.jsonl": BiasRun,

@@ -55,7 +55,7 @@ def settings(config: CompareConfig, log: EventLog, split: Split) -> dict[str, An
         "tapas": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": source_commit(),
     }
     return found
 
@@ -171,7 +171,7 @@ def _completed_trial(trial: dict[str, Any]) -> dict[str, Any]:
     return {"rows_lr": trial["rows_lr"], **head.as_table()}
 
 
-def _commit() -> str | None:
+def source_commit() -> str | None:
     """The commit of the source tree, if there is one."""
     tree = Path(__file__).parents[3]
     if not (tree / ".git").exists():

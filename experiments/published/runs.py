@@ -1,0 +1,189 @@
+"""One training run on a public set, judged as its published tables are."""
+
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.published.sets import SETS, Sessions, Tables
+from tapas.comparison.ledger import Result, short_key
+from tapas.comparison.settings import source_commit
+from tapas.data.splits import split_log
+from tapas.errors import choice
+from tapas.evaluation.baselines import COUNTING, rank_by_counting, title_of
+from tapas.evaluation.evaluate import held_out
+from tapas.evaluation.ranked_lists import ranked_lists
+from tapas.evaluation.scores import LIST_LENGTH, RankedLists, score_together
+from tapas.training.config import build_config, names_in
+from tapas.training.model import SequenceModel
+from tapas.training.run import resume, train
+from tapas.training.run_evaluation import list_options, load_model
+from tapas.training.run_folder import RECORD, RunFolder, open_run
+
+DEFAULT, SOFTMAX = "default", "softmax"
+NUM_SAMPLES = 256  # of the sampled methods, as eSASRec's
+HISTORIES_AT_ONCE = 512
+_SOFTMAX_ONLY: dict[str, Any] = {"copy": False, "follow": False}
+METHODS: dict[str, Tables] = {
+    DEFAULT: {},
+    "full": {"head": {"method": "full"}, "model": _SOFTMAX_ONLY},
+    "tapas": {
+        "head": {"method": "tapas", "num_samples": NUM_SAMPLES},
+        "model": _SOFTMAX_ONLY,
+    },
+    "sampled": {
+        "head": {"method": "sampled", "num_samples": NUM_SAMPLES},
+        "model": _SOFTMAX_ONLY,
+    },
+}
+SHOWN = ("recall@5", "ndcg@5", "recall@10", "ndcg@10", "recall@20", "ndcg@20", "mrr@20", "map@20")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedRun:
+    """What decides the outcome: a set, a method, a seed, and the version of the recipe.
+
+    `recipe` is raised whenever what `tapas train` chooses changes, so that old results are not
+    taken for new ones.
+    """
+
+    set: str
+    method: str
+    seed: int
+    recipe: int
+
+    def __post_init__(self) -> None:
+        choice("set", self.set, SETS)
+        choice("method", self.method, METHODS)
+
+    def key(self) -> str:
+        return short_key(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Folders: of the public files, of prepared logs, and of runs that are not finished."""
+
+    data: Path
+    cache: Path
+    runs: Path
+
+
+def execute(run: PublishedRun, place: Place) -> Result:
+    """Train with one thread and judge; a run that was killed is continued."""
+    torch.set_num_threads(1)
+    mine, folder = SETS[run.set], place.runs / run.key()
+    start = time.monotonic()
+    if (folder / RECORD).exists():
+        resume(folder)
+    else:
+        log = str(mine.log(place.data, place.cache))
+        told: list[Tables] = [
+            {"log": {"files": [log]}},
+            mine.settings,
+            METHODS[run.method],
+            {"loop": {"seed": run.seed}},
+        ]
+        train(build_config(*told), folder, cache=place.cache, given=names_in(*told))
+    seconds = time.monotonic() - start
+    found = open_run(folder)
+    model, step = load_model(found)
+    judge = judge_sessions if mine.test_file else judge_users
+    result = {
+        "key": run.key(),
+        "run": asdict(run),
+        "commit": source_commit(),
+        "torch": torch.__version__,
+        "seconds": round(seconds, 1),  # of one thread, beside other runs
+        "steps": found.config.loop.steps,
+        "best_step": step,
+        "config": {
+            "head": found.config.head.as_table(),
+            "model": asdict(found.config.model),
+            "batch": found.config.loop.batch,
+        },
+        **judge(run, place, found, model),
+    }
+    shutil.rmtree(folder)
+    return result
+
+
+def judge_users(
+    run: PublishedRun, place: Place, found: RunFolder, model: SequenceModel
+) -> dict[str, Any]:
+    """Metrics of the last event of each user: of the model, its softmax alone, and counting."""
+    log, options = found.log, list_options(found)
+    split = split_log(log, found.config.split)
+    points, target = held_out(log, split, options, num_targets=1)
+    lists: dict[str, RankedLists] = {
+        DEFAULT: ranked_lists(model, log, points, target, options, with_loss=False)
+    }
+    if model.mixture is not None:
+        model.mixture = None
+        lists[SOFTMAX] = ranked_lists(model, log, points, target, options, with_loss=False)
+        for name in COUNTING:
+            counted = rank_by_counting(name, log, split, points, exclude_seen=options.exclude_seen)
+            lists[title_of(name)] = counted, None
+    return scored(lists, torch.from_numpy(target), torch.from_numpy(split.train_counts))
+
+
+def judge_sessions(
+    run: PublishedRun, place: Place, found: RunFolder, model: SequenceModel
+) -> dict[str, Any]:
+    """Metrics at all points of the test file, which may be several of a session."""
+    histories, targets = SETS[run.set].test_points(place.data)
+    split = split_log(found.log, found.config.split)
+    keys = found.log.item_keys.keys(np.arange(found.log.num_items))
+    ids = {key: number for number, key in enumerate(keys)}
+    target = torch.tensor([ids.get(item, -1) for item in targets])[:, None]
+    reads = found.config.model.reads
+    lists: dict[str, RankedLists] = {DEFAULT: (rank_histories(model, histories, ids, reads), None)}
+    if model.mixture is not None:
+        model.mixture = None
+        lists[SOFTMAX] = rank_histories(model, histories, ids, reads), None
+    return scored(lists, target, torch.from_numpy(split.train_counts))
+
+
+@torch.no_grad()
+def rank_histories(
+    model: SequenceModel, histories: Sessions, ids: dict[Any, int], reads: int
+) -> Tensor:
+    """The best 20 items after each history, (P, 20). Items without an id are left out."""
+    found = []
+    for first in range(0, len(histories), HISTORIES_AT_ONCE):
+        some = [
+            [ids[item] for item in history if item in ids][-reads:]
+            for history in histories[first : first + HISTORIES_AT_ONCE]
+        ]
+        lengths = torch.tensor([len(history) for history in some])
+        items = torch.zeros(len(some), int(lengths.max()), dtype=torch.int64)
+        for row, history in zip(items, some, strict=True):
+            row[: len(history)] = torch.tensor(history)
+        found.append(model.predict(items, lengths).topk(LIST_LENGTH)[1])
+    return torch.cat(found)
+
+
+def scored(lists: dict[str, RankedLists], target: Tensor, counts: Tensor) -> dict[str, Any]:
+    """Metrics of each of `lists`, with intervals over points, and leads in MAP@20."""
+    scores, lead = score_together(lists, target, train_counts=counts)
+    return {
+        "points": scores[DEFAULT].num_examples,
+        "scores": {
+            name: {
+                **{metric: _rounded(asdict(each.metrics[metric])) for metric in SHOWN},
+                "coverage": each.coverage,
+            }
+            for name, each in scores.items()
+        },
+        "lead": {name: _rounded(asdict(interval)) for name, interval in lead.items()},
+    }
+
+
+def _rounded(interval: dict[str, float]) -> list[float]:
+    """Mean, low and high."""
+    return [round(interval[name], 6) for name in ("mean", "low", "high")]
