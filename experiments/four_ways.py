@@ -34,13 +34,13 @@ from tapas.cli.progress import run_progress
 from tapas.cli.terminal import print_table, say, status
 from tapas.comparison.figure_style import as_png
 from tapas.comparison.ledger import Ledger, Result, short_key
-from tapas.comparison.page import Block, Command, Paragraph, Picture, Table, as_markdown
 from tapas.comparison.process_pool import run_missing
 from tapas.comparison.tables import NONE
 from tapas.errors import UsageError
 from tapas.evaluation.scores import metrics_per_example
 from tapas.heads import FullSoftmax, Head, TapasSoftmax
 from tapas.optim import Adagrad
+from tapas.page import Block, Command, Paragraph, Picture, Table, as_markdown
 from tapas.proposals import Squashed
 from tapas.rng import stream
 

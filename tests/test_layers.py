@@ -15,6 +15,7 @@ EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 LAYERS = [
     {
         "cgroups",
+        "durations",
         "errors",
         "forks",
         "peak_memory",
@@ -37,6 +38,7 @@ LAYERS = [
         "extras",
         "json_toml",
         "native",
+        "page",
     },
     {"proposals", "selection", "losses", "metrics", "encoders", "data"},
     {"optim"},

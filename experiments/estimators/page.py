@@ -8,9 +8,9 @@ from pathlib import Path
 from experiments.estimators.step_times import break_even, median_of
 from tapas.comparison.contenders import CONTENDERS
 from tapas.comparison.ledger import Ledger, Result
-from tapas.comparison.page import Block, Command, Heading, Paragraph, Picture, Table, as_markdown
 from tapas.comparison.results import FULL
 from tapas.comparison.tables import NONE, describe_time
+from tapas.page import Block, Command, Heading, Paragraph, Picture, Table, as_markdown
 
 STEP_TIMES, BIAS = "step_times.jsonl", "bias.jsonl"
 README, FIGURE = "README.md", "step-time.png"

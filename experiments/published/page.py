@@ -6,7 +6,7 @@ from experiments.published.published_rows import ROWS, SESSIONS, USERS
 from experiments.published.runs import DEFAULT, METHODS, NUM_SAMPLES, SOFTMAX, PublishedRun
 from experiments.published.sets import SETS, PublishedSet
 from tapas.comparison.ledger import Ledger, Result
-from tapas.comparison.page import Block, Command, Heading, Paragraph, Table, as_markdown
+from tapas.page import Block, Command, Heading, Paragraph, Table, as_markdown
 
 NAME = "published"
 TITLES = {

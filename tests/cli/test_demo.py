@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from tapas.cli.main import app
 from tapas.comparison import demo as showcase
 from tapas.comparison.listening_log import ListeningLogConfig
-from tapas.comparison.page import Marked
 from tapas.escapes import shell_word
+from tapas.page import Marked
 from tapas.training.run_folder import open_run
 
 pytestmark = pytest.mark.slow

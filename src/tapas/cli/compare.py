@@ -24,9 +24,9 @@ from tapas.cli.options import (
 )
 from tapas.cli.progress import run_progress
 from tapas.cli.terminal import print_json, print_lines, print_table, say, status
-from tapas.comparison.config import CompareConfig, parse_duration, quick, synthetic
+from tapas.comparison.config import CompareConfig, quick, synthetic
 from tapas.comparison.contenders import CONTENDERS, pick_contenders
-from tapas.comparison.settings import duration
+from tapas.durations import duration, parse_duration
 from tapas.errors import UsageError
 from tapas.heads import METHODS
 from tapas.phrases import counted

@@ -20,7 +20,7 @@ from tapas.training.trainer import Progress
 
 if TYPE_CHECKING:
     from tapas.comparison.demo import DemoResult
-    from tapas.comparison.page import Lists
+    from tapas.page import Lists
     from tapas.training.run_folder import RunFolder
 
 
@@ -164,7 +164,7 @@ def _quiet(words: str) -> None:
 
 def _print(found: "DemoResult", people: list["Lists"]) -> None:
     from tapas.comparison.demo import HEADING, remarks, table_rows, verdict
-    from tapas.comparison.page import Marked
+    from tapas.page import Marked
 
     for words in verdict(found):
         say(words)

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tapas.comparison.contenders import CONTENDERS, MOST_TRIALS, by_name, find_contender
@@ -174,21 +172,3 @@ def quick(**changes: object) -> CompareConfig:
         "settling_steps": 3,
     }
     return CompareConfig(**(given | changes))  # type: ignore[arg-type]
-
-
-_UNITS: Mapping[str, float] = {"": 1, "s": 1, "m": 60, "h": 3_600}
-
-
-def parse_duration(words: str) -> float:
-    """Seconds of "90s", "10m", "1h", or of a plain number of seconds.
-
-    >>> parse_duration("10m"), parse_duration("1.5h"), parse_duration("600")
-    (600.0, 5400.0, 600.0)
-    """
-    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([smh]?)\s*", words)
-    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    if not 0 < seconds < math.inf:
-        raise UsageError(
-            f"cannot read '{words}' as a time above 0. Write 90s, 10m, 1h, or a number of seconds."
-        )
-    return seconds

@@ -17,7 +17,14 @@ from tapas.comparison.listening_log import (
     rank_by_truth,
     write_listening_log,
 )
-from tapas.comparison.page import (
+from tapas.data.prepare import prepare_log
+from tapas.data.splits import EvalPoints, next_items_at, split_log
+from tapas.evaluation.evaluate import Evaluation
+from tapas.evaluation.intervals import Interval
+from tapas.evaluation.ranked_lists import ListOptions, ranked_lists
+from tapas.evaluation.scores import Scores, score_lists
+from tapas.evaluation.verdict import beside_baselines
+from tapas.page import (
     Block,
     Heading,
     Lists,
@@ -28,13 +35,6 @@ from tapas.comparison.page import (
     Table,
     as_html,
 )
-from tapas.data.prepare import prepare_log
-from tapas.data.splits import EvalPoints, next_items_at, split_log
-from tapas.evaluation.evaluate import Evaluation
-from tapas.evaluation.intervals import Interval
-from tapas.evaluation.ranked_lists import ListOptions, ranked_lists
-from tapas.evaluation.scores import Scores, score_lists
-from tapas.evaluation.verdict import beside_baselines
 from tapas.training.config import JSON, TrainConfig, build_config, names_in
 from tapas.training.journal import read_journal
 from tapas.training.run import train

@@ -5,16 +5,6 @@ from statistics import fmean
 from typing import Any
 
 from tapas.comparison.figures import draw_quality
-from tapas.comparison.page import (
-    Block,
-    Command,
-    Heading,
-    Paragraph,
-    Picture,
-    Table,
-    as_html,
-    as_markdown,
-)
 from tapas.comparison.recommendation import recommend_method
 from tapas.comparison.results import Comparison, MethodResults
 from tapas.comparison.settings import (
@@ -38,6 +28,16 @@ from tapas.comparison.tables import (
     recall_of,
     seed_sentences,
     table_rows,
+)
+from tapas.page import (
+    Block,
+    Command,
+    Heading,
+    Paragraph,
+    Picture,
+    Table,
+    as_html,
+    as_markdown,
 )
 from tapas.phrases import counted
 

@@ -19,6 +19,7 @@ from tapas.comparison.synthetic_log import SyntheticLogConfig
 from tapas.data.event_log import EventLog
 from tapas.data.source import LogSource, command_options
 from tapas.data.splits import AUTO, Split, SplitConfig
+from tapas.durations import duration
 from tapas.errors import DataError, UsageError
 from tapas.escapes import shell_join
 from tapas.evaluation.points import describe_points
@@ -247,16 +248,6 @@ def command_of(settings: Settings) -> str:
     if settings["batch"] != base["batch"]:
         words += ["--set", f"loop.batch={settings['batch']}"]
     return shell_join(words)
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(90), duration(600), duration(6300)
-    ('90 s', '10 min', '1.8 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 5_400 else f"{seconds / 3_600:.1f} h"
 
 
 def _base(settings: Settings) -> dict[str, Any]:

@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from tapas.comparison.config import CompareConfig, parse_duration, quick
+from tapas.comparison.config import CompareConfig, quick
 from tapas.comparison.synthetic_log import SyntheticLogConfig
 from tapas.data.source import LogSource
+from tapas.durations import parse_duration
 from tapas.errors import UsageError
 from tapas.training.config import ModelConfig, OptimizerConfig
 

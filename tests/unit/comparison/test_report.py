@@ -13,9 +13,9 @@ from oracle.comparison_results import (
     result,
 )
 
-from tapas.comparison.page import Heading, Paragraph, as_markdown
 from tapas.comparison.report import TITLE, as_document, make_blocks, write_report
 from tapas.comparison.results import read_comparison
+from tapas.page import Heading, Paragraph, as_markdown
 
 RESULTS = Path(__file__).parents[3] / "results" / "compare"
 TRUTH = reference("the true distribution", 0.4, 5.0)

@@ -4,7 +4,8 @@ import base64
 import re
 from html import unescape
 
-from tapas.comparison.page import (
+from tapas.escapes import shell_join
+from tapas.page import (
     Command,
     Heading,
     Lists,
@@ -15,7 +16,6 @@ from tapas.comparison.page import (
     as_html,
     as_markdown,
 )
-from tapas.escapes import shell_join
 
 PARTS = [
     Paragraph("a <b> & 'co'"),
