@@ -34,6 +34,7 @@ from tapas.cli.torchrun import (
     restarts_of,
     slow_threads,
 )
+from tapas.durations import parse_duration
 from tapas.errors import UsageError, choice
 from tapas.escapes import shell_path, shell_word
 from tapas.heads import import_method
@@ -182,6 +183,15 @@ def train(
             metavar="N",
             help="Train as well as possible in N minutes, reading the log included: the pace is "
             "measured, and the number of steps fixed by it.",
+        ),
+    ] = None,
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Search for better settings in half of TIME, such as 30m, and train the best in "
+            "the other half. Settings that are given are kept; run/search.html shows what was "
+            "tried.",
         ),
     ] = None,
     batch: Annotated[
@@ -335,7 +345,7 @@ def train(
             _refuse_beside(
                 "--resume continues a run with its saved settings", flags, like=like, out=out,
                 config=config, cache=cache, set=settings, threads=threads, protocol=protocol,
-                minutes=minutes,
+                minutes=minutes, tune=tune,
             )  # fmt: skip
             folder, built = resume, None
             run = open_run(resume)
@@ -354,7 +364,7 @@ def train(
                 raise UsageError("name a folder for the new run with --out FOLDER.")
             _refuse_beside(
                 "--like trains with the settings of a run", flags, config=config, cache=cache,
-                set=settings, protocol=protocol, minutes=minutes, step=step,
+                set=settings, protocol=protocol, minutes=minutes, tune=tune, step=step,
             )  # fmt: skip
             folder, built = out, None
             example = open_run(like)
@@ -369,8 +379,13 @@ def train(
             if epochs is not None and steps is None:
                 flags["loop"]["steps"] = None  # those of a TOML file
             given = [flags, parse_settings(settings or [])]
+            seconds = None
             if minutes is not None:
-                _check_minutes(minutes, epochs=epochs, steps=steps, servers=servers)
+                seconds = 60 * _checked_minutes(minutes)
+                _check_alone("--minutes", tune=tune, epochs=epochs, steps=steps, servers=servers)
+            elif tune is not None:
+                seconds = parse_duration(tune)
+                _check_alone("--tune", epochs=epochs, steps=steps, servers=servers)
             if protocol is not None:
                 given.insert(0, choice("protocol", protocol, PROTOCOLS))
             tables = read_toml(config) if config is not None else {}
@@ -385,8 +400,8 @@ def train(
                 _run_of(service).train, built, out, cache=cache_folder(cache),
                 given=names_in(*wanted),
             )  # fmt: skip
-            if minutes is not None:
-                go = partial(go, seconds=60 * minutes)
+            if seconds is not None:
+                go = partial(go, seconds=seconds, tune=tune is not None)
             num_threads = threads or default_threads()
             torch.set_num_threads(num_threads)
         with (
@@ -397,6 +412,11 @@ def train(
         ):
             if built is not None and (restarts := restarts_of(folder)):
                 go = partial(_run_of(service).resume, folder, restarts=restarts)
+            if tune is not None and ranks.is_distributed:
+                raise UsageError(
+                    "--tune searches in one process: start it without torchrun, and then train "
+                    "with the settings that it found, --config run/config.toml."
+                )
             say = (warn_only if quiet else status) if ranks.is_main else _say_nothing
             lines = EvaluationLines(say)
             if (slow := slow_threads(num_threads)) is not None:
@@ -507,20 +527,25 @@ def _report(
     status(f"To learn from the held-out events, too: `tapas train --like {named} --out {again}`.")
 
 
-def _check_minutes(minutes: float, **others: object) -> None:
-    """Refuse a time that is no time, and what else says how long to train."""
+def _checked_minutes(minutes: float) -> float:
+    """Refuse a time that is no time."""
     if not 0 < minutes < MOST_MINUTES:
         raise UsageError(
             f"--minutes must be above 0 and below {MOST_MINUTES:,.0f}, got {minutes:g}."
         )
+    return minutes
+
+
+def _check_alone(flag: str, **others: object) -> None:
+    """Refuse what else says how long to train, and servers."""
     for name, value in others.items():
         if value is not None and name == "servers":
             raise UsageError(
-                "--minutes measures the pace of this process, and --servers trains in others. Use "
+                f"{flag} measures the pace of this process, and --servers trains in others. Use "
                 "--epochs or --steps."
             )
         if value is not None:
-            raise UsageError(f"--minutes and --{name} both say how long to train. Use one of them.")
+            raise UsageError(f"{flag} and --{name} both say how long to train. Use one of them.")
 
 
 def _refuse_beside(what: str, flags: Layer, **others: object) -> None:

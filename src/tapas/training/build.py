@@ -94,10 +94,16 @@ class TrainingSetup:
 
 
 def build_training(
-    config: TrainConfig, log: EventLog, split: Split, ranks: Ranks = ONE_PROCESS
+    config: TrainConfig,
+    log: EventLog,
+    split: Split,
+    ranks: Ranks = ONE_PROCESS,
+    *,
+    mixture: Mixture | None = None,
 ) -> TrainingSetup:
     """Build model, optimizer and batches; each of `ranks` builds its shard of the rows.
 
+    `mixture` are counting parts of the same log that were counted before, if there are any.
     Raises UsageError if the device cannot be used or the model does not fit into memory.
     """
     config, windows = resolve_config(config, log, split)
@@ -106,7 +112,7 @@ def build_training(
     if device.type == "cpu":
         check_fits(plan)
     data = TrainingData(windows, log, split.train_end)
-    model = build_model(config, split.train_counts, ranks, data=data).to(device)
+    model = build_model(config, split.train_counts, ranks, data=data, mixture=mixture).to(device)
     return TrainingSetup(
         config, windows, model, build_optimizer(config.optimizer, dense_parameters(model)), plan
     )
@@ -265,11 +271,13 @@ def build_model(
     *,
     make: MakeTable | None = None,
     data: TrainingData | None = None,
+    mixture: Mixture | None = None,
     to_load: bool = False,
 ) -> SequenceModel:
     """Build the model. Its tables are local, or sharded over `ranks`, or built by `make`.
 
-    `data` is the training data, for methods that read it. With `to_load`, local tables have no
+    `data` is the training data, for methods that read it and for counting parts, unless these are
+    given as `mixture`. With `to_load`, local tables have no
     values (device "meta") until `load_model_state` gives them those of a checkpoint.
     """
     check_ranks(config, ranks)
@@ -325,7 +333,7 @@ def build_model(
         inputs=tables.get(INPUT_TABLE),
         encoder_dtype=torch.bfloat16 if half else torch.float32,
         target_decay=config.head.target_decay,
-        mixture=None if data is None else build_mixture(config.model, data),
+        mixture=build_mixture(config.model, data) if mixture is None and data else mixture,
         history=config.model.history,
     )
 

@@ -39,6 +39,12 @@ from tapas.training.run_folder import (
 from tapas.training.step import local_steps
 from tapas.training.time_budget import fit_to_time
 from tapas.training.trainer import Progress, Trainer, TrainResult
+from tapas.training.tuned_run import (
+    plan_search,
+    search_settings,
+    unfinished_search,
+    write_plan,
+)
 from tapas.training.validation import describe_training, validation_examples, validator
 
 LONG_HISTORY, MANY_LAYERS = 200, 20  # more may be slow
@@ -54,6 +60,7 @@ def train(
     cache: Path,
     given: Collection[str] | None = None,
     seconds: float | None = None,
+    tune: bool = False,
     ranks: Ranks = ONE_PROCESS,
     status: Status = lambda words: None,
     on_progress: OnProgress = lambda progress: None,
@@ -63,25 +70,34 @@ def train(
 
     All `ranks` must see the same folders. Prepared logs are cached in `cache`. With `given`,
     settings other than these, such as "model.dim", are chosen from the log. With `seconds`, there
-    are as many steps as fit into that time, all of this function counted. `status` is called
-    with messages for the user, `should_stop` after every step; if it returns True, training stops
-    with a checkpoint.
+    are as many steps as fit into that time, all of this function counted; with `tune`, half of it
+    is a search for settings that are not `given`, in one process. `status` is called with messages
+    for the user, `should_stop` after every step; if it returns True, training stops with a
+    checkpoint.
     """
     check_no_servers(config)
     started = time.monotonic()
     config, log, split = read_log(config, out, cache=cache, given=given, status=status, ranks=ranks)
     forget_peak()  # that of reading the log
     setup = build_training(config, log, split, ranks)
+    plan = None
     if seconds is not None:
         validate = validator(setup.config, log, split, ranks)
-        config, words = fit_to_time(setup, validate, seconds, ranks, started=started)
-        status(words)
+        if tune:
+            plan = plan_search(setup, validate, seconds, given or (), started=started)
+        else:
+            config, words = fit_to_time(setup, validate, seconds, ranks, started=started)
+            status(words)
         setup = build_training(config, log, split, ranks)
     run = ranks.main_first(
         "create the run folder",
         lambda: create_run(out, setup.config, log) if ranks.is_main else open_run(out),
     )
     with exclusive(out) if ranks.is_main else nullcontext():
+        if plan is not None:
+            write_plan(run, plan)
+            run = search_settings(run, split, plan, status)
+            setup = build_training(run.config, log, split, ranks)
         status(describe_start(setup.config, split, ranks))
         with opened_trainer(run, split, setup, None, ranks) as trainer:
             found = trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
@@ -116,8 +132,17 @@ def resume(
     if run.checkpoints.steps():
         check_sizes(run.config, run.log.num_items, run.checkpoints.find(step)[1])
     forget_peak()
+    plan = unfinished_search(run)
+    if plan is not None and ranks.is_distributed:
+        raise UsageError(
+            f"the search for settings in {folder} is not finished, and it runs in one process: "
+            "continue without torchrun."
+        )
     setup = build_training(run.config, run.log, split, ranks)
     with exclusive(folder) if ranks.is_main else nullcontext():
+        if plan is not None:
+            run = search_settings(run, split, plan, status)
+            setup = build_training(run.config, run.log, split, ranks)
         checkpoint = None
         if run.checkpoints.steps() or step is not None:
             checkpoint = read_checkpoint(run.checkpoints, setup.model, step, ranks)

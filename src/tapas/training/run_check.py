@@ -32,10 +32,11 @@ from tapas.training.run_folder import (
     read_restore_point,
     read_run_record,
 )
+from tapas.training.search_page import SEARCH_PAGE
 
 EARLIER = "no checksum, as an earlier version wrote it"
 TENSORBOARD = "tensorboard"
-KNOWN = {RECORD, CONFIG, LOG, CHECKPOINTS, JOURNAL, RESTORE, TENSORBOARD}
+KNOWN = {RECORD, CONFIG, LOG, CHECKPOINTS, JOURNAL, RESTORE, TENSORBOARD, SEARCH_PAGE}
 
 
 @dataclass(slots=True)

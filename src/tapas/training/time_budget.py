@@ -9,7 +9,7 @@ fixed, and so is the schedule of the learning rates.
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tapas.errors import UsageError
 from tapas.tables.ranks import Ranks
@@ -26,6 +26,38 @@ EVALUATION_SHARE = 0.15  # at most, on evaluations
 MOST_EPOCHS = 100  # more would only learn the log by heart
 
 
+class TooShortError(UsageError):
+    """The time is too short for an evaluation and a few steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a step and an evaluation take."""
+
+    step_seconds: float
+    evaluation_seconds: float
+
+
+def measure_pace(
+    setup: TrainingSetup,
+    validate: Callable[[SequenceModel], dict[str, float]],
+    seconds: float,
+    ranks: Ranks,
+) -> Pace:
+    """The pace of `setup`, whose model is used up, in a small share of `seconds`."""
+    steps = local_steps(setup, ranks)
+
+    def take(number: int) -> float:
+        start = time.perf_counter()
+        steps.run_step(number, number + 1)
+        return _agreed(time.perf_counter() - start, ranks)
+
+    step_seconds = mean_step(take, min(PACE_SHARE * seconds, MOST_PACE_SECONDS))
+    begin = time.perf_counter()
+    validate(setup.model)
+    return Pace(step_seconds, _agreed(time.perf_counter() - begin, ranks))
+
+
 def fit_to_time(
     setup: TrainingSetup,
     validate: Callable[[SequenceModel], dict[str, float]],
@@ -37,28 +69,18 @@ def fit_to_time(
     """The configuration with the steps that fit into `seconds`, and a sentence about them.
 
     `started` is when the time began, by `time.monotonic`. The model of `setup` is used up. Raises
-    UsageError if the time is too short for an evaluation and as many steps as there are between
+    TooShortError if the time is too short for an evaluation and as many steps as there are between
     two.
     """
-    config = setup.config
-    steps = local_steps(setup, ranks)
-
-    def take(number: int) -> float:
-        start = time.perf_counter()
-        steps.run_step(number, number + 1)
-        return _agreed(time.perf_counter() - start, ranks)
-
-    step_seconds = mean_step(take, min(PACE_SHARE * seconds, MOST_PACE_SECONDS))
-    begin = time.perf_counter()
-    validate(setup.model)
-    evaluation_seconds = _agreed(time.perf_counter() - begin, ranks)
+    config, pace = setup.config, measure_pace(setup, validate, seconds, ranks)
+    step_seconds, evaluation_seconds = pace.step_seconds, pace.evaluation_seconds
     left = seconds - _agreed(time.monotonic() - started, ranks)
     times = int(EVALUATION_SHARE * left / evaluation_seconds)
     times = max(1, min(EVALUATIONS, times))
     num_steps = int((left - times * evaluation_seconds) / step_seconds)
     if num_steps < EVALUATIONS:
         least = seconds - left + evaluation_seconds + EVALUATIONS * step_seconds
-        raise UsageError(
+        raise TooShortError(
             f"--minutes {seconds / 60:.3g} is too short: a step takes {step_seconds:.2g} s and an "
             f"evaluation {evaluation_seconds:.2g} s. Give it at least {1.3 * least / 60:.2g} "
             "minutes, or choose a smaller model."

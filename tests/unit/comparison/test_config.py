@@ -1,4 +1,4 @@
-"""The settings of a comparison, their errors, and durations."""
+"""The settings of a comparison, and their errors."""
 
 import dataclasses
 
@@ -7,28 +7,10 @@ import pytest
 from tapas.comparison.config import CompareConfig, quick
 from tapas.comparison.synthetic_log import SyntheticLogConfig
 from tapas.data.source import LogSource
-from tapas.durations import parse_duration
 from tapas.errors import UsageError
 from tapas.training.config import ModelConfig, OptimizerConfig
 
 LOG = LogSource(files=("clicks.csv",))
-
-
-@pytest.mark.parametrize(
-    ("words", "seconds"),
-    [("10m", 600), ("90s", 90), ("1h", 3600), ("600", 600), (" 1.5 h ", 5400), (".5m", 30)],
-)
-def test_durations(words, seconds):
-    assert parse_duration(words) == seconds
-
-
-@pytest.mark.parametrize("words", ["", "0", "0m", "-3s", "10 minutes", "1d", "nan", "1e3", "m"])
-def test_a_time_that_cannot_be_read_is_an_error_with_examples(words):
-    with pytest.raises(UsageError) as caught:
-        parse_duration(words)
-    assert str(caught.value) == (
-        f"cannot read '{words}' as a time above 0. Write 90s, 10m, 1h, or a number of seconds."
-    )
 
 
 def test_there_is_one_log():

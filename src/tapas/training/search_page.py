@@ -1,0 +1,49 @@
+"""The page of a search for settings: what was tried, for how long, and what came of it."""
+
+from collections.abc import Sequence
+
+from tapas.durations import duration
+from tapas.page import Block, Heading, Paragraph, Table, as_html
+from tapas.phrases import counted
+from tapas.training.settings_search import SearchPlan, Trial, in_round, in_words
+
+SEARCH_PAGE = "search.html"
+
+
+def search_page(plan: SearchPlan, trials: Sequence[Trial], winner: int | None = None) -> str:
+    """HTML of the trials made so far; `winner` is the candidate that was chosen."""
+    blocks: list[Block] = [
+        Paragraph(
+            f"{counted(len(plan.candidates), 'candidate')} in {counted(plan.num_rounds, 'round')}: "
+            "the better half of each round is tried again, for twice as long. MAP@20 is that of "
+            "the validation users. The number of users limits how small a difference means "
+            "anything."
+        )
+    ]
+    if winner is not None:
+        words = in_words(plan.candidates[winner])
+        blocks.append(Paragraph(f"Chosen: {words}.", "rule"))
+    for number in range(plan.num_rounds, 0, -1):
+        made = {trial.candidate: trial for trial in trials if trial.round == number}
+        if not made:
+            continue
+        blocks.append(
+            Heading(f"Round {number}: {duration(plan.trial_seconds * 2 ** (number - 1))} each")
+        )
+        order = [n for n in in_round(plan, trials, number) if n in made]
+        order.sort(key=lambda n: (made[n].score is None, -(made[n].score or 0), n))
+        blocks.append(
+            Table(
+                ("settings", "MAP@20", "steps", "seconds"),
+                [
+                    (
+                        in_words(plan.candidates[n]),
+                        made[n].problem if made[n].score is None else f"{made[n].score:.4f}",
+                        f"{made[n].steps:,}",
+                        f"{made[n].seconds:.0f}",
+                    )
+                    for n in order
+                ],
+            )
+        )
+    return as_html("Search for settings", blocks, {})
