@@ -46,13 +46,13 @@ def test_there_is_one_query_for_every_position_and_a_shorter_batch_gives_the_sam
 
 
 @pytest.mark.parametrize("share", [0.15, 1.0], ids=["few", "all"])
-@pytest.mark.parametrize(("num_sequences", "longest"), [(13, T), (7, T - 2), (1, 1)])
+@pytest.mark.parametrize(("num_sequences", "longest"), [(13, T), (7, T - 2), (1, 1), (23, 50)])
 def test_queries_without_padding_are_those_of_forward_with_gradients_and_dropout(
     build, num_sequences, longest, share
 ):
     draws = stream(3, "lengths")
     lengths = torch.randint(1, longest + 1, (num_sequences,), generator=draws)
-    places = Places.of(lengths, T)
+    places = Places.of(lengths, max(T, longest))
     predicts = torch.rand(len(places.index), generator=draws) < share
     predicts[-1] = True
     query_index = places.index[predicts]

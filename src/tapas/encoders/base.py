@@ -120,23 +120,41 @@ def init_weights(module: nn.Module, seed: int, *, deviation: float | None = None
         parameter.data.copy_(draws)
 
 
-def drop(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
-    """Dropout with draws from `generator`; without one, `x` is returned unchanged."""
+def drop(x: Tensor, lengths: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
+    """Dropout of `x` (B, T, D) with draws from `generator`, one for each number of an event.
+
+    Padding, what is beyond `lengths` (B,), becomes 0. Without a generator `x` is unchanged.
+    """
     if not rate or generator is None:
         return x
-    kept = torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu") >= rate
-    return x * kept.to(x.device, x.dtype).div_(1 - rate)
+    places = Places.of(lengths, x.shape[1])
+    kept = _kept(len(places.index), x.shape[2], rate, generator).to(x.device, x.dtype)
+    return x * places.pad(kept).div(1 - rate)
 
 
 def drop_at(
-    x: Tensor, index: Tensor, rate: float, generator: torch.Generator | None, places: Places
+    x: Tensor,
+    events: Tensor | None,
+    num_events: int,
+    rate: float,
+    generator: torch.Generator | None,
 ) -> Tensor:
-    """What `drop` of a whole matrix (B, T, D) does to its rows `x` (M, D) at `index` (M,)."""
+    """What `drop` does to `events` (M,) of N = `num_events`, whose rows are `x` (M, D).
+
+    None stands for all events in their order.
+    """
     if not rate or generator is None:
         return x
-    shape = (places.size, x.shape[1])
-    kept = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") >= rate
-    return x * kept.index_select(0, index).to(x.device, x.dtype).div_(1 - rate)
+    kept = _kept(num_events, x.shape[1], rate, generator)
+    if events is not None:
+        kept = kept.index_select(0, events)
+    return x * kept.to(x.device, x.dtype).div_(1 - rate)
+
+
+def _kept(num_events: int, dim: int, rate: float, generator: torch.Generator) -> Tensor:
+    """(N, D) which numbers of all events stay."""
+    shape = (num_events, dim)
+    return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") >= rate
 
 
 def reorder(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ class GRUEncoder(Encoder):
         self, x: Tensor, lengths: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
         # padding comes after the sequence and cannot affect a causal network
-        states, _ = self.gru(drop(x, self.dropout, generator))
-        out: Tensor = self.out(drop(states, self.dropout, generator))
+        states, _ = self.gru(drop(x, lengths, self.dropout, generator))
+        out: Tensor = self.out(drop(states, lengths, self.dropout, generator))
         return out
 
     def queries(
@@ -58,10 +58,11 @@ class GRUEncoder(Encoder):
         if not rows.is_cpu or torch.is_autocast_enabled("cpu"):
             return super().queries(rows, places, query_index, generator=generator)
         times = TimeOrder.of(places)
-        rows = drop_at(rows, places.index, self.dropout, generator, places)
+        rows = drop_at(rows, None, len(rows), self.dropout, generator)
         states = reorder(rows, times.order, times.inverse)
         for layer in range(self.gru.num_layers):
             states = gru_layer(states, self.gru, layer, times)
-        chosen = states.index_select(0, times.inverse[places.find(query_index)])
-        out: Tensor = self.out(drop_at(chosen, query_index, self.dropout, generator, places))
+        events = places.find(query_index)
+        chosen = states.index_select(0, times.inverse[events])
+        out: Tensor = self.out(drop_at(chosen, events, len(rows), self.dropout, generator))
         return out

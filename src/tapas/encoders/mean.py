@@ -26,7 +26,7 @@ class MeanEncoder(Encoder):
     def forward(
         self, x: Tensor, lengths: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        mean = drop(self._means(x), self.dropout, generator)
+        mean = drop(self._means(x), lengths, self.dropout, generator)
         mixed: Tensor = self.mix(mean)
         return mean + mixed
 
@@ -44,7 +44,7 @@ class MeanEncoder(Encoder):
         else:
             means = self._means(places.pad(rows))
             mean = means.flatten(0, 1).index_select(0, query_index)
-        mean = drop_at(mean, query_index, self.dropout, generator, places)
+        mean = drop_at(mean, places.find(query_index), len(rows), self.dropout, generator)
         mixed: Tensor = self.mix(mean)
         return mean + mixed
 

@@ -5,20 +5,30 @@ SASRec. Positions are distances: each head of attention adds a learned number fo
 item is, the same in all blocks (Shaw, Uszkoreit and Vaswani 2018; buckets as in T5).
 """
 
-from typing import cast
+import math
+from dataclasses import dataclass
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tapas.encoders.base import Encoder, Places, check_dropout, drop, drop_at, init_weights
+from tapas.encoders.base import (
+    Encoder,
+    Places,
+    check_dropout,
+    drop,
+    drop_at,
+    init_weights,
+    reorder,
+)
 from tapas.errors import UsageError
 from tapas.shapes import check_positive
 
 NEAR, BUCKETS = 8, 20  # distances below NEAR have a number each, longer ones four for each octave
 
 
-ROUND = 16  # lengths of histories in a batch are rounded up to, so that its memory is used again
+LEAST_GROUP = 8  # events of the longest sequence that is in a group with all shorter ones
 DEVIATION = 0.02  # of initial weights, as BERT's: blocks start as little more than the input
 
 
@@ -53,11 +63,11 @@ class TransformerEncoder(Encoder):
     def forward(
         self, x: Tensor, lengths: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        x = drop(self.norm(x), self.dropout, generator)
+        x = drop(self.norm(x), lengths, self.dropout, generator)
         steps = torch.arange(x.shape[1], device=x.device)
         bias = self._bias(steps[:, None], steps)
         for block in self.blocks:
-            x = block(x, bias, self.dropout, generator)
+            x = block(x, lengths, bias, self.dropout, generator)
         return x
 
     def queries(
@@ -70,13 +80,16 @@ class TransformerEncoder(Encoder):
     ) -> Tensor:
         if not rows.is_cpu:
             return super().queries(rows, places, query_index, generator=generator)
-        if len(query_index) == len(rows):
-            query_index = places.index
-        x = drop_at(self.norm(rows), places.index, self.dropout, generator, places)
+        packed = Packed.of(places)
+        x = drop_at(self.norm(rows), None, len(rows), self.dropout, generator)
+        x = reorder(x, packed.order, packed.inverse)
+        wanted = packed.inverse[places.find(query_index)]
+        events = wanted.sort().values
         *blocks, last = cast("list[_Block]", list(self.blocks))
         for block in blocks:
-            x = self._block(block, x, places, places.index, generator)
-        return self._block(last, x, places, query_index, generator)
+            x = self._block(block, x, packed, None, generator)
+        x = self._block(last, x, packed, None if len(events) == len(x) else events, generator)
+        return x.index_select(0, torch.searchsorted(events, wanted))
 
     def _bias(self, query: Tensor, key: Tensor) -> Tensor:
         """What is added to scores of attention: (H, ...) for times that broadcast to (...).
@@ -93,62 +106,134 @@ class TransformerEncoder(Encoder):
         self,
         block: "_Block",
         x: Tensor,
-        places: Places,
-        index: Tensor,
+        packed: "Packed",
+        events: Tensor | None,
         generator: torch.Generator | None,
     ) -> Tensor:
-        """What `block` gives at `index` (M,), for events `x` (N, D) without padding: (M, D)."""
-        dim = self.dim
-        if index is places.index:
+        """What `block` gives for `events` (M,) of those in `x` (N, D), ascending: (M, D).
+
+        None stands for all events.
+        """
+        dim, size = self.dim, len(x)
+        if events is None:
             parts = block.qkv(x)
             query, keys = parts[:, :dim], parts[:, dim:]
         else:
-            chosen = places.find(index)
             keys = functional.linear(x, block.qkv.weight[dim:], block.qkv.bias[dim:])
-            x = x.index_select(0, chosen)
+            x = x.index_select(0, events)
             query = functional.linear(x, block.qkv.weight[:dim], block.qkv.bias[:dim])
-        attended = self._attend(query, keys, places, index, block.num_heads)
+        attended = self._attend(query, keys, packed, events, block.num_heads)
+        drawn = packed.order if events is None else packed.order[events]
         x = block.attend_norm(
-            x + drop_at(block.out(attended), index, self.dropout, generator, places)
+            x + drop_at(block.out(attended), drawn, size, self.dropout, generator)
         )
-        fed = drop_at(block.feed(x), index, self.dropout, generator, places)
+        fed = drop_at(block.feed(x), drawn, size, self.dropout, generator)
         return cast(Tensor, block.feed_norm(x + fed))
 
     def _attend(
-        self, query: Tensor, keys: Tensor, places: Places, index: Tensor, num_heads: int
+        self,
+        query: Tensor,
+        keys: Tensor,
+        packed: "Packed",
+        events: Tensor | None,
+        num_heads: int,
     ) -> Tensor:
-        """Causal attention of `query` (M, D) at `index` (M,) to the events of `places`: (M, D).
+        """Causal attention of `query` (M, D) at `events` (M,) to all events: (M, D).
 
-        `keys` (N, 2D) are their keys and values. Where few events query, the queries of a sequence
-        are put side by side.
+        `keys` (N, 2D) are the keys and values of all events. Groups of sequences of like length
+        are attended to one after the other.
         """
-        num_sequences, width = len(places.lengths), places.width
-        sequence, time = index // width, index % width
-        longest = min(width, ROUND * -(-int(places.lengths.max()) // ROUND))
-        count = torch.bincount(sequence, minlength=num_sequences)
-        most = max(1, int(count.max()))
-        steps = torch.arange(longest)
-        if 2 * most > longest:
-            most, slot = longest, sequence * longest + time
-            bias = self._bias(steps[:, None], steps)
+        found = []
+        for group in packed.groups:
+            here = keys[group.events]
+            if events is None:
+                asked, time, row = query[group.events], group.time, group.row
+            else:
+                bounds = torch.tensor([group.events.start, group.events.stop])
+                first, last = torch.searchsorted(events, bounds).tolist()
+                chosen = events[first:last] - group.events.start
+                asked, time, row = query[first:last], group.time[chosen], group.row[chosen]
+            if len(asked):
+                found.append(self._attend_group(asked, time, row, here, group, num_heads))
+        return torch.cat(found) if found else query
+
+    def _attend_group(
+        self,
+        query: Tensor,
+        time: Tensor,
+        row: Tensor,
+        keys: Tensor,
+        group: "Group",
+        num_heads: int,
+    ) -> Tensor:
+        """Attention of `query` (M, D), at `time` (M,) of the sequences `row` (M,) of `group`.
+
+        Where few events query, the queries of a sequence are put side by side.
+        """
+        size, width, dim = group.num_sequences, group.width, query.shape[1]
+        steps = torch.arange(width)
+        count = torch.bincount(row, minlength=size)
+        most = int(count.max())
+        if 2 * most > width:
+            most, slot = width, row * width + time
+            bias = self._bias(steps[:, None], steps)[:, None]
         else:
-            slot = torch.arange(len(index)) - (count.cumsum(0) - count)[sequence]
-            slot = sequence * most + slot
+            slot = row * most + torch.arange(len(row)) - (count.cumsum(0) - count)[row]
             # empty slots may see the first event, or they would be nan
-            seen = torch.zeros(num_sequences * most, dtype=time.dtype).index_copy(0, slot, time)
-            bias = self._bias(seen.view(num_sequences, most, 1), steps).transpose(0, 1)
-        if longest < width:
-            places = Places.of(places.lengths, longest)
-        shape = (num_sequences, -1, num_heads, query.shape[1] // num_heads)
-        padded = query.new_zeros(num_sequences * most, query.shape[1]).index_copy(0, slot, query)
-        key, value = places.pad(keys).chunk(2, dim=2)
-        attended = functional.scaled_dot_product_attention(
-            padded.view(shape).transpose(1, 2),
-            key.view(shape).transpose(1, 2),
-            value.view(shape).transpose(1, 2),
-            attn_mask=bias.to(query.dtype),
-        )
-        return attended.transpose(1, 2).reshape(padded.shape).index_select(0, slot)
+            seen = torch.zeros(size * most, dtype=time.dtype).index_copy(0, slot, time)
+            bias = self._bias(seen.view(size, most, 1), steps)
+
+        def of_heads(rows: Tensor, places: Tensor, length: int) -> Tensor:
+            """`rows` (K, D) at `places` (K,) of (B, length), as (H, B, length, D/H)."""
+            if len(rows) < size * length:
+                rows = rows.new_zeros(size * length, dim).index_copy(0, places, rows)
+            return rows.view(size, length, num_heads, dim // num_heads).permute(2, 0, 1, 3)
+
+        place = group.row * width + group.time
+        key, value = (of_heads(part, place, width) for part in keys.chunk(2, dim=1))
+        score = of_heads(query / math.sqrt(dim // num_heads), slot, most) @ key.transpose(2, 3)
+        attended = (score + bias.to(score.dtype)).softmax(dim=3) @ value
+        return attended.permute(1, 2, 0, 3).reshape(size * most, dim).index_select(0, slot)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Sequences of like length, whose events come one after the other."""
+
+    events: slice  # of all events, sequence after sequence
+    num_sequences: int
+    width: int  # events of the longest
+    row: Tensor  # (K,) which sequence of the group each of its events is of
+    time: Tensor  # (K,) which event of its sequence it is, from 0
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The events of `Places` by the length of their sequences, without padding."""
+
+    order: Tensor  # (N,) the events of `Places` in this order
+    inverse: Tensor  # (N,) where they are
+    groups: list[Group]
+
+    @classmethod
+    def of(cls, places: Places) -> Self:
+        """Sequences are sorted by length; a group ends where it has doubled."""
+        lengths, sequence = places.lengths.sort(stable=True)
+        begin = (places.lengths.cumsum(0) - places.lengths)[sequence]  # in `places`
+        ends = lengths.cumsum(0)
+        row = torch.repeat_interleave(lengths, output_size=len(places.index))
+        time = torch.arange(len(row)) - (ends - lengths)[row]
+        order = begin[row] + time
+        inverse = torch.empty_like(order).index_copy(0, order, torch.arange(len(order)))
+        groups, first = list[Group](), int((lengths == 0).sum())
+        while first < len(lengths):
+            most = max(LEAST_GROUP, 2 * int(lengths[first]))
+            last = int(torch.searchsorted(lengths, most, right=True))
+            width = int(lengths[last - 1])
+            events = slice(int(ends[first] - lengths[first]), int(ends[last - 1]))
+            groups.append(Group(events, last - first, width, row[events] - first, time[events]))
+            first = last
+        return cls(order, inverse, groups)
 
 
 class _Norm(nn.Module):
@@ -180,7 +265,12 @@ class _Block(nn.Module):
         return fed
 
     def forward(
-        self, x: Tensor, bias: Tensor, rate: float, generator: torch.Generator | None
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        bias: Tensor,
+        rate: float,
+        generator: torch.Generator | None,
     ) -> Tensor:
         batch, length, dim = x.shape
         parts = self.qkv(x).view(batch, length, 3, self.num_heads, dim // self.num_heads)
@@ -189,5 +279,5 @@ class _Block(nn.Module):
             query, key, value, attn_mask=bias.to(query.dtype)
         )
         attended = attended.transpose(1, 2).reshape(batch, length, dim)
-        x = self.attend_norm(x + drop(self.out(attended), rate, generator))
-        return cast(Tensor, self.feed_norm(x + drop(self.feed(x), rate, generator)))
+        x = self.attend_norm(x + drop(self.out(attended), lengths, rate, generator))
+        return cast(Tensor, self.feed_norm(x + drop(self.feed(x), lengths, rate, generator)))

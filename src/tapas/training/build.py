@@ -153,9 +153,9 @@ def with_defaults(config: TrainConfig, num_classes: int, windows: Windows) -> Tr
     head, loop = config.head, config.loop
     head = head.with_options(**head.kind.resolve_options(head.options, num_classes))
     steps = loop.steps or max(1, round(loop.epochs * windows.steps_per_epoch))
-    every = loop.evaluate_every or min(
-        max(1, math.ceil(steps / EVALUATIONS)), max(1, windows.steps_per_epoch)
-    )
+    every = loop.evaluate_every or max(1, math.ceil(steps / EVALUATIONS))
+    if loop.evaluate_every is None and config.optimizer.schedule == "constant":
+        every = min(every, max(1, windows.steps_per_epoch))  # the best may be any of them
     loop = dataclasses.replace(
         loop, steps=steps, evaluate_every=min(every, steps), batch=windows.batch_size
     )

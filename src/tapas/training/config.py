@@ -162,7 +162,7 @@ class LoopConfig:
     epochs: float = 10.0  # passes over the training data
     steps: int | None = None  # number of steps, instead of epochs
     batch: int = 64  # windows of histories in a step
-    evaluate_every: int | None = None  # steps between evaluations; default: run/10, at most 1 epoch
+    evaluate_every: int | None = None  # steps between evaluations; default: a tenth of the run
     patience: int = 3  # stop after this many evaluations without a better MAP@20
     validation_examples: int = 2_000  # validation points in an evaluation, a fixed random sample
     checkpoint_seconds: float = 60.0  # longest time without a checkpoint; evaluations save one, too

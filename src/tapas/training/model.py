@@ -12,9 +12,10 @@ from tapas.encoders import Encoder, Places, last_state, latest
 from tapas.errors import UsageError
 from tapas.heads import FlatHead, Head, TapasSoftmax
 from tapas.mixture import Mixed, Mixture, Past, softmax_part
+from tapas.ragged import chunks
 from tapas.tables import ClassTable
 
-PLACES_AT_ONCE = 1 << 13  # positions of histories that are encoded at a time to predict
+EVENTS_AT_ONCE = 1 << 13  # of histories that are encoded at a time to predict
 
 
 class SequenceModel(nn.Module):
@@ -165,12 +166,13 @@ class SequenceModel(nn.Module):
 
         A few sequences at a time: an encoder may need a hundred times the memory of its input.
         """
-        at_once = max(1, PLACES_AT_ONCE // max(1, places.width))
         found = []
-        for lengths in torch.split(places.lengths, at_once):
+        for some in chunks(places.lengths.cpu().numpy(), EVENTS_AT_ONCE):
+            lengths = places.lengths[some]
             here, rows = rows.tensor_split([int(lengths.sum())])
-            x = Places.of(lengths, places.width).pad(here)
-            found.append(last_state(self._encode(x, lengths, None), lengths))
+            mine = Places.of(lengths, places.width)
+            last = torch.arange(len(lengths), device=lengths.device) * places.width + lengths - 1
+            found.append(self._queries(here, mine, last, None))
         return torch.cat(found)
 
 

@@ -23,6 +23,7 @@ WIDE_DIM, MOST_NUMBERS = 128, 25_600_000  # dimensions, of at most 200,000 items
 EVENTS_IN_A_STEP = 2_000
 EVENTS_TO_TRAIN = 3_000_000  # read in all epochs together
 MOST_EPOCHS = 30.0
+MOST_VALIDATION = 5_000  # users
 TARGETS = ("next_items", "target_decay", "positions")  # of [head], whatever the method
 
 
@@ -45,7 +46,8 @@ def choose_settings(
 ) -> tuple[TrainConfig, list[Choice]]:
     """`config` with settings that fit `log`, but for those in `given`; and what was chosen."""
     recipe = _Recipe(config, given)
-    _choose(recipe, describe(log), int(split.train_counts.sum()), len(split.train_counts))
+    events, classes = int(split.train_counts.sum()), len(split.train_counts)
+    _choose(recipe, describe(log), events, classes, len(split.validation))
     return recipe.config, recipe.choices
 
 
@@ -78,7 +80,9 @@ class _Recipe:
         self.choices.append(Choice(name, value, reason))
 
 
-def _choose(recipe: _Recipe, found: Description, num_events: int, num_classes: int) -> None:
+def _choose(
+    recipe: _Recipe, found: Description, num_events: int, num_classes: int, num_points: int
+) -> None:
     repeats = (
         f"{100 * found.repeats:.{0 if found.repeats >= 0.01 else 1}f} % of events repeat an item"
     )
@@ -123,6 +127,9 @@ def _choose(recipe: _Recipe, found: Description, num_events: int, num_classes: i
     recipe.choose("optimizer.warmup", 0.05, "the first steps are uncertain")
     recipe.choose("optimizer.schedule", "cosine", "the last steps settle")
     recipe.choose("loop.patience", 10, "a falling learning rate gains most near its end")
+    if num_points > recipe.config.loop.validation_examples:
+        users = min(num_points, MOST_VALIDATION)
+        recipe.choose("loop.validation_examples", users, "fewer would choose a checkpoint by luck")
 
     median = min(max(1, found.events_per_user[1] - 1), recipe.config.model.history)
     batch = 2 ** max(4, min(9, round(EVENTS_IN_A_STEP / median).bit_length() - 1))

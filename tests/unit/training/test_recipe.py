@@ -27,11 +27,11 @@ RATINGS = Description(  # a sparse log of ratings: nobody rates an item twice
 GROCERIES = replace(RATINGS, repeats=0.41, items_per_basket=9.6, events_per_user=(90, 400, 1300))
 
 
-def chosen(found=RATINGS, *, events=150_000, **given):
+def chosen(found=RATINGS, *, events=150_000, points=1_000, **given):
     """The configuration for a log `found`, with settings `given` by section."""
     given = {"log": {"files": ["log.csv"]}, **given}
     recipe = _Recipe(build_config(given), names_in(given))
-    _choose(recipe, found, events, found.num_items)
+    _choose(recipe, found, events, found.num_items, points)
     return recipe
 
 
@@ -46,6 +46,13 @@ def test_a_sparse_log_without_repeats_gets_a_transformer_and_a_full_softmax():
     assert config.head.method == "full"
     assert (config.optimizer.rows, config.optimizer.schedule) == ("lazy-adam", "cosine")
     assert (config.loop.batch, config.loop.epochs) == (256, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("points", "users"), [(1_999, 2_000), (2_001, 2_001), (4_999, 4_999), (22_000, 5_000)]
+)
+def test_checkpoints_are_chosen_by_more_users_where_there_are_more(points, users):
+    assert chosen(points=points).config.loop.validation_examples == users
 
 
 def test_baskets_that_repeat_are_copied_and_averaged():
