@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from measuring import OtherWork, arguments, quick, ratio, write_record
-from peers.environment import LeftOutError, installed
+from peers.environment import PEERS, LeftOutError
 from peers.processes import PAUSE_SECONDS, ContenderProcess, Entry
 from surface_grid import (
     DIMS,
@@ -94,7 +94,7 @@ class TensorFlowTable:
     def __init__(self, dim: int):
         self.why_not = ""
         self.process: ContenderProcess | None = None
-        if quick() and not installed():
+        if quick() and not PEERS.installed():
             self.why_not = "its environment is not installed; a run without --quick installs it"
             return
         sizes = {"num_classes": C, "dim": dim, "batch": 32}

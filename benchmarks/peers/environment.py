@@ -1,14 +1,12 @@
-"""The virtual environment of peers from other frameworks, created if it is missing."""
+"""Virtual environments of peers, each created when it is first needed."""
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-REQUIREMENTS = ROOT / "benchmarks" / "peers-requirements.txt"
-FOLDER = ROOT / ".venv-peers"
-PYTHON = FOLDER / "bin" / "python"
 
 
 class LeftOutError(Exception):
@@ -20,32 +18,52 @@ def last_line(text: str) -> str:
     return lines[-1] if lines else "it printed nothing"
 
 
-def peer_python() -> Path:
-    """The interpreter of the peers' environment; installs what it needs the first time."""
-    trouble = install()
-    if trouble:
-        raise LeftOutError(f"cannot be installed: {trouble}")
-    return PYTHON
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment `folder` with what the file `requirements` in benchmarks/ lists."""
 
+    folder: Path
+    requirements: Path
 
-def installed() -> bool:
-    """Whether the environment is there and up to date."""
-    ready = FOLDER / ".ready"
-    return ready.exists() and ready.read_text() == REQUIREMENTS.read_text()
+    @property
+    def interpreter(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    def python(self) -> Path:
+        """The interpreter; installs what it needs the first time."""
+        trouble = install(self)
+        if trouble:
+            raise LeftOutError(f"cannot be installed: {trouble}")
+        return self.interpreter
+
+    def installed(self) -> bool:
+        """Whether the environment is there and up to date."""
+        ready = self.folder / ".ready"
+        return ready.exists() and ready.read_text() == self.requirements.read_text()
 
 
 @cache  # one attempt for all contenders
-def install() -> str:
-    """Create the environment if it is missing or outdated; returns an error message, if any."""
-    if installed():
+def install(environment: Environment) -> str:
+    """Create it if it is missing or outdated; returns an error message, if any."""
+    if environment.installed():
         return ""
-    wanted = REQUIREMENTS.read_text()
-    print(f"installing {', '.join(wanted.split())} into {FOLDER.name}, once", file=sys.stderr)
-    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--requirement", str(REQUIREMENTS)]
-    for command in ([sys.executable, "-m", "venv", str(FOLDER)], pip):
+    folder, file = environment.folder, environment.requirements
+    wanted = file.read_text()
+    print(f"installing {', '.join(wanted.split())} into {folder.name}, once", file=sys.stderr)
+    pip = ["-m", "pip", "install", "--quiet", "--requirement", str(file)]
+    for command in (
+        [sys.executable, "-m", "venv", str(folder)],
+        [str(environment.interpreter), *pip],
+    ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             return last_line(done.stderr + done.stdout)
-    (FOLDER / ".gitignore").write_text("*\n")
-    (FOLDER / ".ready").write_text(wanted)
+    (folder / ".gitignore").write_text("*\n")
+    (folder / ".ready").write_text(wanted)
     return ""
+
+
+PEERS = Environment(ROOT / ".venv-peers", ROOT / "benchmarks" / "peers-requirements.txt")
+RECOMMENDERS = Environment(
+    ROOT / ".venv-recommenders", ROOT / "benchmarks" / "recommenders-requirements.txt"
+)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from peers.environment import LeftOutError, last_line, peer_python
+from peers.environment import PEERS, LeftOutError, last_line
 
 PATIENCE_SECONDS = 180  # for one answer
 PAUSE_SECONDS = 0.02  # between turns, until the threads of the last one are idle
@@ -48,7 +48,7 @@ class ContenderProcess:
     def __init__(self, entry: Entry, *, environment: Mapping[str, str] = {}, **settings: Any):
         """`environment` is added to ours."""
         self.entry = entry
-        python = sys.executable if entry.framework == "torch" else str(peer_python())
+        python = sys.executable if entry.framework == "torch" else str(PEERS.python())
         settings |= {"framework": entry.framework, "module": entry.module}
         settings |= {"kind": entry.kind, "options": entry.options}
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, `close` closes it
