@@ -23,6 +23,8 @@ from experiments.synthetic.gradient_cost import gradient_cost
 from experiments.synthetic.page import study_page
 from experiments.synthetic.studies import FIGURE_2, STUDIES, Study, find_study
 from experiments.system import command as paper_system
+from experiments.whole_log import ABOUT as WHOLE_LOG
+from experiments.whole_log import whole_log
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.progress import run_progress
@@ -43,7 +45,14 @@ app = typer.Typer(
 def list_studies() -> None:
     """List the studies, their claims and how long they take."""
     about = {study.name: (study.claim, study.minutes) for study in STUDIES.values()}
-    about |= {**paper_real.ABOUT, **paper_system.ABOUT, **ESTIMATORS, **FOUR_WAYS, **PUBLISHED}
+    about |= {
+        **paper_real.ABOUT,
+        **paper_system.ABOUT,
+        **ESTIMATORS,
+        **FOUR_WAYS,
+        **PUBLISHED,
+        **WHOLE_LOG,
+    }
     rows = [[name, *words] for name, words in about.items()]
     print_table(("study", "claim", "minutes on 2 cores"), rows, right=False)
 
@@ -106,6 +115,7 @@ app.command("table-1")(paper_system.table_1)
 app.command()(estimators)
 app.command("four-ways")(four_ways)
 app.command()(published)
+app.command("whole-log")(whole_log)
 
 
 def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) -> None:

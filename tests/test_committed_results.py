@@ -15,6 +15,7 @@ from experiments.published.runs import PublishedRun
 from experiments.real.runs import RealRun
 from experiments.synthetic.runs import Run
 from experiments.system.config import Round, System
+from experiments.whole_log import WholeLogRun
 from tapas.comparison.pace import PaceRun
 from tapas.comparison.runs import CompareRun
 
@@ -24,6 +25,7 @@ KINDS = {  # of the lines of a ledger, by its folder or its name
     "system": lambda system, number: Round(System(**system), number),
     "four-ways": FourWaysRun,
     "published": PublishedRun,
+    "whole-log": WholeLogRun,
     "pace.jsonl": PaceRun,
     "step_times.jsonl": StepRun,
     "bias.jsonl": BiasRun,
