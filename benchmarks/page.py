@@ -36,6 +36,11 @@ THEMES = {
         "How does a step of our head compare with what people use today?",
         sections.peers,
     ),
+    "recommenders": Theme(
+        "bench_recommenders.py",
+        "What would a user pick instead of `tapas train`, and how good is it after the same time?",
+        sections.recommenders,
+    ),
     "surface": Theme(
         "bench_surface.py",
         "How fast is a head step at every size, against plain PyTorch, TensorFlow and the floor?",

@@ -59,6 +59,25 @@ def peers(record: Record) -> str:
     return table(("contender", "step", "times ours", "table and row state", "peak beyond"), rows)
 
 
+def recommenders(record: Record) -> str:
+    """A table for each log: quality after each time."""
+    parts = []
+    for log, found in record["results"].items():
+        rows = []
+        for key, each in found.items():
+            name, seconds = key.split("|")
+            if "left_out" in each:
+                rows.append((name, f"{seconds} s", each["left_out"], ""))
+                continue
+            told = each["told"]
+            fitted = seconds if told is None else f"{told['fit_seconds']:.0f}"
+            values = (each["metrics"][metric]["mean"] for metric in ("ndcg@10", "map@20"))
+            rows.append((name, f"{fitted} s", *(f"{value:.4f}" for value in values)))
+        rows.sort(key=lambda row: row[2])
+        parts.append(f"{log}\n\n{table(('contender', 'trained for', 'NDCG@10', 'MAP@20'), rows)}")
+    return "\n\n".join(parts)
+
+
 def full(record: Record) -> str:
     parts = []
     for point, found in record["results"].items():

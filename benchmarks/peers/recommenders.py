@@ -74,7 +74,8 @@ def main():
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     start = time.perf_counter()
-    events = polars.read_parquet(known)
+    with open(known, "rb") as opened:
+        events = polars.read_parquet(opened)
     users = events.filter("judged")["user"].unique(maintain_order=True).to_list()
     # the library sorts by time: the order of the file stays
     frame = pandas.DataFrame(
@@ -93,13 +94,10 @@ def main():
         users=users, dataset=dataset, k=LENGTH, filter_viewed=seen == "leave-out",
         on_unsupported_targets="ignore",
     )  # fmt: skip
-    polars.DataFrame(
-        {
-            "user": lists[Columns.User].to_numpy(),
-            "item": lists[Columns.Item].to_numpy(),
-            "rank": lists[Columns.Rank].to_numpy(),
-        }
-    ).write_parquet(out)
+    columns = {"user": Columns.User, "item": Columns.Item, "rank": Columns.Rank}
+    frame = polars.DataFrame({name: lists[column].to_numpy() for name, column in columns.items()})
+    with open(out, "wb") as opened:
+        frame.write_parquet(opened)
     trainer = getattr(model, "fit_trainer", None)
     print(
         json.dumps(

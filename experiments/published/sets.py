@@ -16,6 +16,7 @@ from typing import Any
 import polars
 
 from tapas.atomic_file import atomic_write, make_folder
+from tapas.data.local_files import literal
 from tapas.errors import DataError, UsageError, choice
 from tapas.training.config import JSON, PROTOCOLS
 
@@ -51,7 +52,7 @@ class PublishedSet:
         sessions = self.read(self._find(data, self.file))
         make_folder(cache)
         with atomic_write(out) as file:
-            as_frame(sessions).write_parquet(file)
+            as_frame(sessions).write_parquet(literal(file))
         return out
 
     def test_points(self, data: Path) -> tuple[Sessions, list[int]]:

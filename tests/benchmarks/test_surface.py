@@ -197,12 +197,12 @@ def test_tensorflow_that_cannot_be_installed_is_a_reason_and_no_contender(
     bench, load, grid, monkeypatch
 ):
     environment = load("peers.environment")
-    monkeypatch.setattr(environment, "install", lambda: "no network")
+    monkeypatch.setattr(environment, "install", lambda environment: "no network")
     missing = bench.TensorFlowTable(16)
     assert missing.why_not == "TensorFlow cannot be installed: no network"
     assert missing.contender(grid.Cell(2, 32, 16, 64)) == {}
     monkeypatch.setattr(sys, "argv", ["bench_surface.py", "--quick"])
-    monkeypatch.setattr(bench, "installed", lambda: False)
+    monkeypatch.setattr(environment.Environment, "installed", lambda environment: False)
     assert bench.TensorFlowTable(16).why_not == (
         "its environment is not installed; a run without --quick installs it"
     )

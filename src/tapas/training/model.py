@@ -173,7 +173,7 @@ class SequenceModel(nn.Module):
             mine = Places.of(lengths, places.width)
             last = torch.arange(len(lengths), device=lengths.device) * places.width + lengths - 1
             found.append(self._queries(here, mine, last, None))
-        return torch.cat(found)
+        return torch.cat(found) if found else rows
 
 
 @dataclass(frozen=True, slots=True)

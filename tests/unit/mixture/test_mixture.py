@@ -39,7 +39,8 @@ def test_the_best_classes_are_those_of_all_probabilities(case, k):
         want = oracle.best(dense[b].tolist(), k, case.excluded(b))
         assert ids[b].tolist() == want
         values = [float(dense[b, c]) if c >= 0 else -math.inf for c in want]
-        assert score[b].tolist() == pytest.approx(values, rel=1e-6)
+        # a probability near 1 is rounded to 6e-8, and its logarithm is as large
+        assert score[b].tolist() == pytest.approx(values, rel=1e-6, abs=2e-7)
 
 
 @st.composite
