@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from experiments.claims import END, START, claims_rows, replace_block
+from experiments.default_model import ABOUT as DEFAULT_MODEL
+from experiments.default_model import default_model
 from experiments.estimators.command import ABOUT as ESTIMATORS
 from experiments.estimators.command import estimators
 from experiments.four_ways import ABOUT as FOUR_WAYS
@@ -23,8 +25,6 @@ from experiments.synthetic.gradient_cost import gradient_cost
 from experiments.synthetic.page import study_page
 from experiments.synthetic.studies import FIGURE_2, STUDIES, Study, find_study
 from experiments.system import command as paper_system
-from experiments.whole_log import ABOUT as WHOLE_LOG
-from experiments.whole_log import whole_log
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.progress import run_progress
@@ -51,7 +51,7 @@ def list_studies() -> None:
         **ESTIMATORS,
         **FOUR_WAYS,
         **PUBLISHED,
-        **WHOLE_LOG,
+        **DEFAULT_MODEL,
     }
     rows = [[name, *words] for name, words in about.items()]
     print_table(("study", "claim", "minutes on 2 cores"), rows, right=False)
@@ -115,7 +115,7 @@ app.command("table-1")(paper_system.table_1)
 app.command()(estimators)
 app.command("four-ways")(four_ways)
 app.command()(published)
-app.command("whole-log")(whole_log)
+app.command("default-model")(default_model)
 
 
 def run_study(name: str, out: Path, *, quick: bool, draw: bool, workers: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.default_model import DefaultModelRun
 from experiments.estimators.bias import BiasRun
 from experiments.estimators.step_times import StepRun
 from experiments.four_ways import FourWaysRun
@@ -15,7 +16,6 @@ from experiments.published.runs import PublishedRun
 from experiments.real.runs import RealRun
 from experiments.synthetic.runs import Run
 from experiments.system.config import Round, System
-from experiments.whole_log import WholeLogRun
 from tapas.comparison.pace import PaceRun
 from tapas.comparison.runs import CompareRun
 
@@ -25,7 +25,7 @@ KINDS = {  # of the lines of a ledger, by its folder or its name
     "system": lambda system, number: Round(System(**system), number),
     "four-ways": FourWaysRun,
     "published": PublishedRun,
-    "whole-log": WholeLogRun,
+    "default-model": DefaultModelRun,
     "pace.jsonl": PaceRun,
     "step_times.jsonl": StepRun,
     "bias.jsonl": BiasRun,

@@ -89,13 +89,17 @@ def train(
             config, words = fit_to_time(setup, validate, seconds, ranks, started=started)
             status(words)
         setup = build_training(config, log, split, ranks)
+
+    def begin(folder: Path) -> None:
+        if plan is not None:
+            write_plan(folder, plan)
+
     run = ranks.main_first(
         "create the run folder",
-        lambda: create_run(out, setup.config, log) if ranks.is_main else open_run(out),
+        lambda: create_run(out, setup.config, log, fill=begin) if ranks.is_main else open_run(out),
     )
     with exclusive(out) if ranks.is_main else nullcontext():
         if plan is not None:
-            write_plan(run, plan)
             run = search_settings(run, split, plan, status)
             setup = build_training(run.config, log, split, ranks)
         status(describe_start(setup.config, split, ranks))

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tapas.atomic_file import atomic_write
@@ -103,9 +104,9 @@ def unfinished_search(run: RunFolder) -> SearchPlan | None:
     )
 
 
-def write_plan(run: RunFolder, plan: SearchPlan) -> None:
-    """Begin a search in the journal of `run`."""
-    with Journal(run.path, tensorboard=False) as journal:
+def write_plan(folder: Path, plan: SearchPlan) -> None:
+    """Begin the journal of a new run in `folder` with its search."""
+    with Journal(folder, tensorboard=False) as journal:
         journal.write(
             0,
             SEARCH,
@@ -214,6 +215,8 @@ class Laboratory:
             problem = f"too slow for {duration(seconds)}"
         except (UsageError, DataError) as error:
             problem = str(error)
+        except MemoryError:
+            problem = "not enough memory"
         return Trial(number, candidate, time.monotonic() - start, steps, score, problem)
 
     def fitted(self, config: TrainConfig, seconds: float) -> tuple[TrainConfig, str]:

@@ -1,20 +1,25 @@
-"""`whole-log`: models that learn from held-out events are judged at the same points."""
+"""`default-model`: what a model is made of, judged at the same points."""
 
 import pytest
 from oracle.command_line import invoke_experiment, last_line, write_chain
 
-from experiments import whole_log
-from experiments.whole_log import (
+from experiments import default_model
+from experiments.default_model import (
     AGAIN,
     AS_IT_IS,
     GOING_ON,
     RENEWED,
+    SOFTMAX,
+    WITHOUT_COPY,
+    WITHOUT_FOLLOW,
+    DefaultModelRun,
     Place,
-    WholeLogRun,
     execute,
     page,
 )
 from tapas.comparison.ledger import Ledger
+
+ABLATED = (WITHOUT_COPY, WITHOUT_FOLLOW, SOFTMAX)
 
 
 @pytest.mark.slow
@@ -22,12 +27,12 @@ def test_all_models_are_judged_at_the_points_that_none_has_seen(tmp_path, monkey
     log = write_chain(tmp_path / "log.parquet", num_users=60, num_items=40)
     settings = {"log": {"files": [str(log)]}, "model": {"dim": 8}}
     settings |= {"loop": {"steps": 40, "evaluate_every": 40}}
-    monkeypatch.setattr(whole_log, "source", lambda name, place: settings)
-    run = WholeLogRun(log="groceries", seed=0, recipe=1)
+    monkeypatch.setattr(default_model, "source", lambda name, place: settings)
+    run = DefaultModelRun(log="groceries", seed=0, recipe=1)
     place = Place(tmp_path, tmp_path / "cache", tmp_path / "runs")
     result = execute(run, place)
-    assert list(result["scores"]) == [AS_IT_IS, RENEWED, AGAIN, *GOING_ON]
-    assert set(result["lead"]) == {RENEWED, AGAIN, *GOING_ON}
+    assert list(result["scores"]) == [AS_IT_IS, RENEWED, AGAIN, *GOING_ON, *ABLATED]
+    assert set(result["lead"]) == {RENEWED, AGAIN, *GOING_ON, *ABLATED}
     steps = result["steps"]
     assert steps[AGAIN] > steps[AS_IT_IS] > steps["going on, a tenth"]
     assert not list((tmp_path / "runs").iterdir())
@@ -40,9 +45,9 @@ def test_all_models_are_judged_at_the_points_that_none_has_seen(tmp_path, monkey
 
 def test_unknown_logs_and_missing_files_are_named(tmp_path):
     options = ("--out", tmp_path, "--data", tmp_path, "--cache", tmp_path / "cache")
-    done = invoke_experiment("whole-log", *options, "--logs", "comits")
+    done = invoke_experiment("default-model", *options, "--logs", "comits")
     assert "unknown log 'comits'. Did you mean 'commits'?" in last_line(done)
-    done = invoke_experiment("whole-log", *options, "--logs", "commits")
+    done = invoke_experiment("default-model", *options, "--logs", "commits")
     assert last_line(done) == (
         f"commits needs the file {tmp_path / 'rust_commits.parquet'}; see docs/evidence.md."
     )

@@ -1,7 +1,9 @@
-"""`whole-log`: how a model should learn from the events that were held out to choose it.
+"""`default-model`: what each part of a model that `tapas train` chooses is worth.
 
 A run is trained on the events before the validation events and chosen by these, as `tapas train`
-does. Then four models are judged at the same test points, which none of them has seen:
+does. Its counting parts are taken away one by one, and the shares of the others fitted again.
+
+Then it may learn from the validation events, too, before it is judged by the test events:
 
     as it is        the run itself
     counts renewed  its counting parts count the validation events, too: what `recommend` uses
@@ -38,28 +40,32 @@ from tapas.evaluation.evaluate import held_out
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import ranked_lists
 from tapas.evaluation.scores import RankedLists, score_together
+from tapas.mixture import Mixture
 from tapas.page import Block, Command, Heading, Paragraph, Table, as_markdown
 from tapas.tables.ranks import ONE_PROCESS
 from tapas.training.build import TrainingData, build_mixture, build_training
 from tapas.training.config import PROTOCOLS, TrainConfig, build_config, names_in
+from tapas.training.mixture_fit import MixtureFit
 from tapas.training.model import SequenceModel
 from tapas.training.run import resume, train
 from tapas.training.run_evaluation import list_options, load_model
 from tapas.training.run_folder import RECORD, RunFolder, open_run
 from tapas.training.step import local_steps
+from tapas.training.validation import validation_examples
 
-NAME = "whole-log"
-ABOUT = {NAME: ("Not a claim of the paper: how a model learns from held-out events.", "120")}
+NAME = "default-model"
+ABOUT = {NAME: ("Not a claim of the paper: what each part of a chosen model is worth.", "120")}
 AS_IT_IS, RENEWED, AGAIN = "as it is", "counts renewed", "again"
 GOING_ON = {"going on, a tenth": 0.1, "going on, three tenths": 0.3}
 RATE = 1 / 3  # of the highest learning rates, when it goes on
+WITHOUT_COPY, WITHOUT_FOLLOW, SOFTMAX = "without copying", "without following", "softmax alone"
 GROCERIES, COMMITS = "groceries", "commits"
 LOGS = (GROCERIES, COMMITS, "bert4rec-beauty")
 METRICS = ("map@20", "ndcg@10", "recall@20")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WholeLogRun:
+class DefaultModelRun:
     """What decides the outcome; `recipe` as for the published sets."""
 
     log: str
@@ -95,7 +101,7 @@ def source(name: str, place: Place) -> Tables:
     return PROTOCOLS["leave-one-out"] | {"log": {"files": [str(file)], "ties": "file"}}
 
 
-def execute(run: WholeLogRun, place: Place) -> Result:
+def execute(run: DefaultModelRun, place: Place) -> Result:
     """Train with one thread, and judge all models; a run that was killed is continued."""
     torch.set_num_threads(1)
     folder = place.runs / run.key()
@@ -130,6 +136,7 @@ def compare(run: RunFolder) -> dict[str, Any]:
         start = time.monotonic()
         lists[name] = _lists(_trained(run, later, number, name, best, model), run, first)
         seconds[name] = round(time.monotonic() - start, 1)
+    lists |= _taken_apart(run, first)
     target = torch.from_numpy(_held_out(run, first)[1])
     scores, lead = score_together(lists, target, train_counts=torch.from_numpy(first.train_counts))
     return {
@@ -142,6 +149,30 @@ def compare(run: RunFolder) -> dict[str, Any]:
         },
         "lead": {name: _rounded(each) for name, each in lead.items()},  # of the run as it is
     }
+
+
+def _taken_apart(run: RunFolder, split: Split) -> dict[str, RankedLists]:
+    """Lists of the best checkpoint with some of its parts, whose shares are fitted anew."""
+    model, _ = load_model(run)
+    if model.mixture is None:
+        return {}
+    copy, follow = model.mixture.copy, model.mixture.follow
+    points, target = validation_examples(run.log, run.config, split)
+    options = list_options(run)
+    fit = MixtureFit(run.log, points, target, options, train_counts=split.train_counts)
+    found = {}
+    if copy is not None and follow is not None:
+        one_part = {
+            WITHOUT_COPY: Mixture(run.log.num_items, follow=follow),
+            WITHOUT_FOLLOW: Mixture(run.log.num_items, copy=copy),
+        }
+        for name, mixture in one_part.items():
+            model.mixture = mixture
+            fit.fit(model)
+            found[name] = _lists(model, run, split)
+    model.mixture = None
+    found[SOFTMAX] = _lists(model, run, split)
+    return found
 
 
 def _trained(
@@ -189,15 +220,15 @@ def _rounded(interval: Interval) -> list[float]:
 def page(ledger: Ledger, recipe: int, seeds: tuple[int, ...]) -> str:
     blocks: list[Block] = [
         Paragraph(
-            "`tapas train` holds events out to choose and to judge its model. Here a model is "
-            "chosen by validation events, and may then learn from them before it is judged by the "
-            "test events, which come later. Leads are over the run as it is: means over seeds; "
-            "the intervals are those of the users, of seed 0."
+            "A model that `tapas train` chose and trained, nothing else given, judged by its test "
+            "events: as it is, without some of its parts, and after it has learned from the "
+            "validation events, too, which were held out to choose it. Leads are over the run as "
+            "it is: means over seeds; the intervals are those of the users, of seed 0."
         ),
         Command(f"python -m experiments {NAME} --data FOLDER"),
     ]
     for log in LOGS:
-        runs = [WholeLogRun(log=log, seed=seed, recipe=recipe) for seed in seeds]
+        runs = [DefaultModelRun(log=log, seed=seed, recipe=recipe) for seed in seeds]
         results = [ledger[run] for run in runs if run in ledger]
         if not results:
             continue
@@ -217,7 +248,7 @@ def page(ledger: Ledger, recipe: int, seeds: tuple[int, ...]) -> str:
                 extra = f"{100 * share:.0f} %"
             rows.append((name, f"{value:.4f}", lead, extra))
         blocks.append(Table(("", "MAP@20", "lead", "further steps"), rows))
-    return as_markdown("Learning from what was held out", blocks)
+    return as_markdown("What a chosen model is made of", blocks)
 
 
 def _mean(values: Any) -> float:
@@ -225,7 +256,7 @@ def _mean(values: Any) -> float:
     return float(sum(found) / len(found))
 
 
-def whole_log(
+def default_model(
     data: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder with rust_commits.parquet and BERT4Rec.")
     ] = Path("data"),
@@ -237,7 +268,7 @@ def whole_log(
     draw: Draw = False,
     workers: Workers = 2,
 ) -> None:
-    """Compare ways to learn from the events that were held out.
+    """Take a chosen model apart, and compare ways to learn from what was held out.
 
     Three seeds on each log. Finished runs are kept: you can stop at any time, and the same command
     continues.
@@ -252,11 +283,13 @@ def whole_log(
         ledger = Ledger(folder / "results.jsonl")
         if not draw:
             home = cache_folder(cache)
-            place = Place(data, home, home.parent / "whole-log-runs")
+            place = Place(data, home, home.parent / f"{NAME}-runs")
             for name in names:
                 source(name, place)  # or an error, before anything is trained
             runs = [
-                WholeLogRun(log=name, seed=seed, recipe=RECIPE) for seed in SEEDS for name in names
+                DefaultModelRun(log=name, seed=seed, recipe=RECIPE)
+                for seed in SEEDS
+                for name in names
             ]
             go = partial(execute, place=place)
             with run_progress() as follow:
