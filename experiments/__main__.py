@@ -20,6 +20,8 @@ from experiments.published.command import ABOUT as PUBLISHED
 from experiments.published.command import published
 from experiments.quick import GENERATED_POINTS, say_quick
 from experiments.real import command as paper_real
+from experiments.recipe import ABOUT as RECIPE
+from experiments.recipe import recipe
 from experiments.synthetic.experiment import run_experiment
 from experiments.synthetic.gradient_cost import gradient_cost
 from experiments.synthetic.page import study_page
@@ -52,6 +54,7 @@ def list_studies() -> None:
         **FOUR_WAYS,
         **PUBLISHED,
         **DEFAULT_MODEL,
+        **RECIPE,
     }
     rows = [[name, *words] for name, words in about.items()]
     print_table(("study", "claim", "minutes on 2 cores"), rows, right=False)
@@ -115,6 +118,7 @@ app.command("table-1")(paper_system.table_1)
 app.command()(estimators)
 app.command("four-ways")(four_ways)
 app.command()(published)
+app.command()(recipe)
 app.command("default-model")(default_model)
 
 

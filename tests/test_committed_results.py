@@ -14,6 +14,7 @@ from experiments.estimators.step_times import StepRun
 from experiments.four_ways import FourWaysRun
 from experiments.published.runs import PublishedRun
 from experiments.real.runs import RealRun
+from experiments.recipe import RecipeTrial
 from experiments.synthetic.runs import Run
 from experiments.system.config import Round, System
 from tapas.comparison.pace import PaceRun
@@ -25,6 +26,7 @@ KINDS = {  # of the lines of a ledger, by its folder or its name
     "system": lambda system, number: Round(System(**system), number),
     "four-ways": FourWaysRun,
     "published": PublishedRun,
+    "recipe": RecipeTrial,
     "default-model": DefaultModelRun,
     "pace.jsonl": PaceRun,
     "step_times.jsonl": StepRun,

@@ -4,9 +4,13 @@ What was measured for each rule is in docs/training.md. A setting that was given
 TOML file, is never changed, and the rules below see it.
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tapas.data.description import Description, describe
 from tapas.data.event_log import EventLog
@@ -46,9 +50,30 @@ def choose_settings(
 ) -> tuple[TrainConfig, list[Choice]]:
     """`config` with settings that fit `log`, but for those in `given`; and what was chosen."""
     recipe = _Recipe(config, given)
-    events, classes = int(split.train_counts.sum()), len(split.train_counts)
-    _choose(recipe, describe(log), events, classes, len(split.validation))
+    sizes = Sizes(
+        num_classes=len(split.train_counts),
+        num_points=len(split.validation),
+        lengths=split.train_end - np.asarray(log.offsets)[:-1],
+    )
+    _choose(recipe, describe(log), sizes)
     return recipe.config, recipe.choices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """What there is to learn from and to judge by."""
+
+    num_classes: int
+    num_points: int  # of validation
+    lengths: NDArray[np.int64]  # (U,) training events of each user
+
+    @property
+    def num_events(self) -> int:
+        return int(self.lengths.sum())
+
+    def events_per_window(self, history: int) -> float:
+        """How many events a window of at most `history` has, on average."""
+        return self.num_events / max(1, int(np.ceil(self.lengths / history).sum()))
 
 
 class _Recipe:
@@ -80,9 +105,8 @@ class _Recipe:
         self.choices.append(Choice(name, value, reason))
 
 
-def _choose(
-    recipe: _Recipe, found: Description, num_events: int, num_classes: int, num_points: int
-) -> None:
+def _choose(recipe: _Recipe, found: Description, sizes: Sizes) -> None:
+    num_events, num_classes = sizes.num_events, sizes.num_classes
     repeats = (
         f"{100 * found.repeats:.{0 if found.repeats >= 0.01 else 1}f} % of events repeat an item"
     )
@@ -127,12 +151,12 @@ def _choose(
     recipe.choose("optimizer.warmup", 0.05, "the first steps are uncertain")
     recipe.choose("optimizer.schedule", "cosine", "the last steps settle")
     recipe.choose("loop.patience", 10, "a falling learning rate gains most near its end")
-    if num_points > recipe.config.loop.validation_examples:
-        users = min(num_points, MOST_VALIDATION)
+    if sizes.num_points > recipe.config.loop.validation_examples:
+        users = min(sizes.num_points, MOST_VALIDATION)
         recipe.choose("loop.validation_examples", users, "fewer would choose a checkpoint by luck")
 
-    median = min(max(1, found.events_per_user[1] - 1), recipe.config.model.history)
-    batch = 2 ** max(4, min(9, round(EVENTS_IN_A_STEP / median).bit_length() - 1))
+    events = max(1.0, sizes.events_per_window(recipe.config.model.history))
+    batch = 2 ** max(4, min(9, round(math.log2(EVENTS_IN_A_STEP / events))))
     recipe.choose("loop.batch", batch, f"about {EVENTS_IN_A_STEP:,} events in a step")
     if recipe.config.loop.steps is None:
         epochs = min(MOST_EPOCHS, max(1.0, round(EVENTS_TO_TRAIN / num_events, 1)))

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tapas.data.description import Description
 from tapas.data.times import DATETIME
 from tapas.training.config import build_config, names_in
-from tapas.training.recipe import Choice, _choose, _Recipe
+from tapas.training.recipe import Choice, Sizes, _choose, _Recipe
 
 RATINGS = Description(  # a sparse log of ratings: nobody rates an item twice
     num_events=200_000,
@@ -27,11 +28,12 @@ RATINGS = Description(  # a sparse log of ratings: nobody rates an item twice
 GROCERIES = replace(RATINGS, repeats=0.41, items_per_basket=9.6, events_per_user=(90, 400, 1300))
 
 
-def chosen(found=RATINGS, *, events=150_000, points=1_000, **given):
+def chosen(found=RATINGS, *, events=150_000, users=22_000, points=1_000, **given):
     """The configuration for a log `found`, with settings `given` by section."""
     given = {"log": {"files": ["log.csv"]}, **given}
     recipe = _Recipe(build_config(given), names_in(given))
-    _choose(recipe, found, events, found.num_items, points)
+    lengths = np.full(users, events / users)
+    _choose(recipe, found, Sizes(num_classes=found.num_items, num_points=points, lengths=lengths))
     return recipe
 
 
@@ -56,7 +58,7 @@ def test_checkpoints_are_chosen_by_more_users_where_there_are_more(points, users
 
 
 def test_baskets_that_repeat_are_copied_and_averaged():
-    config = chosen(GROCERIES, events=1_200_000).config
+    config = chosen(GROCERIES, events=1_200_000, users=2_400).config
     assert (config.model.encoder, config.model.history) == ("mean", 200)
     assert (config.model.copy, config.loop.exclude_seen) == (True, False)
     assert (config.loop.batch, config.loop.epochs) == (16, 2.5)
@@ -134,3 +136,13 @@ def test_every_choice_is_a_line_with_its_reason():
         part = getattr(recipe.config, section)
         found = part.as_table()[field] if section == "head" else getattr(part, field)
         assert found == choice.value
+
+
+def test_a_few_users_with_most_of_the_events_make_a_step_no_larger():
+    """1,000 users with 2 events, 10 with 10,000: windows of 50 have 34 events on average."""
+    lengths = np.array([2] * 1_000 + [10_000] * 10)
+    given = {"log": {"files": ["log.csv"]}}
+    recipe = _Recipe(build_config(given), names_in(given))
+    _choose(recipe, RATINGS, Sizes(num_classes=12_000, num_points=1_000, lengths=lengths))
+    assert recipe.config.model.history == 50
+    assert recipe.config.loop.batch == 64

@@ -1,0 +1,177 @@
+"""`recipe`: the trials behind what `tapas train` chooses, on validation users of two public sets.
+
+Each trial changes a setting or two of the recipe at its time. Test users are not looked at.
+"""
+
+import shutil
+import time
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from experiments.options import RESULTS, Draw, Out, Workers
+from experiments.published.runs import Place
+from experiments.published.sets import SETS, Tables
+from tapas.atomic_file import OutputFolder
+from tapas.cli.exit_codes import report_errors
+from tapas.cli.options import Cache, cache_folder
+from tapas.cli.progress import run_progress
+from tapas.cli.terminal import status
+from tapas.comparison.ledger import Ledger, Result, short_key
+from tapas.comparison.process_pool import run_missing
+from tapas.comparison.settings import source_commit
+from tapas.page import Block, Command, Heading, Paragraph, Table, as_markdown
+from tapas.training.config import JSON, PROTOCOLS, build_config, names_in
+from tapas.training.run import resume, train
+from tapas.training.run_evaluation import evaluate_run
+from tapas.training.run_folder import RECORD, open_run
+from tapas.training.settings_search import in_words
+
+NAME = "recipe"
+ABOUT = {NAME: ("Not a claim of the paper: trials behind what `tapas train` chooses.", "150")}
+METRICS = ("ndcg@10", "recall@10", "map@20")
+TAPAS: dict[str, JSON] = {"head.method": "tapas", "head.num_samples": 1_000}
+FULL: dict[str, JSON] = {"head.method": "full"}
+DECAY = "optimizer.weight_decay"
+TRIALS: dict[str, list[dict[str, JSON]]] = {
+    "beauty": [
+        FULL,
+        FULL | {"loop.epochs": 10.0},
+        FULL | {DECAY: 0.01},
+        TAPAS,
+        TAPAS | {"head.num_samples": 256},
+        TAPAS | {"model.dim": 256},
+        TAPAS | {"model.dropout": 0.3},
+        TAPAS | {"loop.epochs": 40.0},
+        TAPAS | {DECAY: 0.003},
+        TAPAS | {DECAY: 0.01},
+        TAPAS | {DECAY: 0.03},
+        TAPAS | {DECAY: 0.01, "loop.epochs": 40.0},
+    ],
+    "bert4rec-beauty": [TAPAS, TAPAS | {DECAY: 0.01}],
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeTrial:
+    """A set, a seed, and what is changed, by names such as "model.dim"."""
+
+    set: str
+    seed: int
+    changes: dict[str, JSON] = field(hash=False)
+
+    def key(self) -> str:
+        return short_key(asdict(self))
+
+
+def execute(trial: RecipeTrial, place: Place) -> Result:
+    """Train with one thread, and judge by all validation users; a killed run is continued."""
+    torch.set_num_threads(1)
+    folder, start = place.runs / trial.key(), time.monotonic()
+    if (folder / RECORD).exists():
+        resume(folder)
+    else:
+        log = str(SETS[trial.set].log(place.data, place.cache))
+        told: list[Tables] = [
+            PROTOCOLS["leave-one-out"],
+            {"log": {"files": [log], "ties": "file"}, "loop": {"seed": trial.seed}},
+            as_sections(trial.changes),
+        ]
+        train(build_config(*told), folder, cache=place.cache, given=names_in(*told))
+    seconds = time.monotonic() - start
+    found, step = evaluate_run(open_run(folder), split="validation")
+    shutil.rmtree(folder)
+    scores = found.scores["model"]
+    return {
+        "key": trial.key(),
+        "run": asdict(trial),
+        "commit": source_commit(),
+        "seconds": round(seconds),  # of one thread, beside other runs
+        "best_step": step,
+        "users": scores.num_examples,
+        "scores": {name: asdict(scores.metrics[name]) for name in METRICS},
+    }
+
+
+def as_sections(changes: dict[str, JSON]) -> Tables:
+    """
+    >>> as_sections({"model.dim": 8, "loop.seed": 1})
+    {'model': {'dim': 8}, 'loop': {'seed': 1}}
+    """
+    found: Tables = {}
+    for name, value in changes.items():
+        section, _, setting = name.partition(".")
+        found.setdefault(section, {})[setting] = value
+    return found
+
+
+def page(ledger: Ledger) -> str:
+    """All trials in the ledger, best first; also those that are no longer in `TRIALS`."""
+    blocks: list[Block] = [
+        Paragraph(
+            "Trials behind the rules of `tapas train` (docs/training.md), judged by all "
+            "validation users, with 95 % intervals over users. One seed each, so a difference "
+            "below about .002 may be luck. Everything else is what was chosen from the log at the "
+            "commit of the trial. Times are those of one thread beside other work."
+        ),
+        Command(f"python -m experiments {NAME} --data FOLDER"),
+    ]
+    for name in TRIALS:
+        found = [each for each in ledger.results.values() if each["run"]["set"] == name]
+        if not found:
+            continue
+        found.sort(key=lambda each: -float(each["scores"]["ndcg@10"]["mean"]))
+        blocks.append(Heading(f"{SETS[name].title}: {found[0]['users']:,} validation users"))
+        rows = [
+            (
+                in_words(each["run"]["changes"]),
+                *(_cell(each["scores"][metric]) for metric in METRICS),
+                f"{each['seconds'] / 60:.0f}",
+                each["commit"] or "",
+            )
+            for each in found
+        ]
+        blocks.append(Table(("", "NDCG@10", "recall@10", "MAP@20", "minutes", "commit"), rows))
+    return as_markdown("Trials behind the recipe", blocks)
+
+
+def _cell(interval: dict[str, Any]) -> str:
+    return f"{interval['mean']:.4f} ({interval['low']:.4f} to {interval['high']:.4f})"
+
+
+def recipe(
+    data: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="Folder with clones of ICLRec and BERT4Rec."),
+    ] = Path("data"),
+    out: Out = RESULTS,
+    cache: Cache = None,
+    draw: Draw = False,
+    workers: Workers = 2,
+) -> None:
+    """Try settings on the validation users of two public sets.
+
+    Finished trials are kept: you can stop at any time, and the same command continues.
+    """
+    with report_errors():
+        folder = out / NAME
+        ledger = Ledger(folder / "results.jsonl")
+        if not draw:
+            home = cache_folder(cache)
+            place = Place(data, home, home.parent / f"{NAME}-runs")
+            trials = [
+                RecipeTrial(set=name, seed=0, changes=changes)
+                for name, each in TRIALS.items()
+                for changes in each
+            ]
+            for name in TRIALS:
+                SETS[name].log(data, home)  # or an error, before anything is trained
+            with run_progress() as follow:
+                go = partial(execute, place=place)
+                run_missing(ledger, trials, go, follow(NAME), workers=workers)
+        OutputFolder(folder).write({"README.md": page(ledger).encode()})
+        status(f"Wrote {folder / 'README.md'}.")
