@@ -49,6 +49,15 @@ def test_what_cannot_be_is_one_sentence_and_no_run(log, at, flags, words):
     assert not (at / "run").exists()
 
 
+def test_a_time_that_is_short_for_a_full_softmax_is_for_sampling(log, at, monkeypatch):
+    monkeypatch.setattr("tapas.training.recipe.FEW_EPOCHS", 1e9)
+    done = invoke("train", log, "--out", "run", *CACHE, "--minutes", 0.05, "--dim", 4)
+    assert done.returncode == 0, done.stderr
+    assert "Chosen: head.method = full: 60 items" in done.stderr
+    assert "Chosen: head.method = tapas: in this time a full softmax would see" in done.stderr
+    assert open_run(at / "run").config.head.method == "tapas"
+
+
 def test_a_run_like_another_learns_from_all_events_and_is_not_judged(run, at):
     done = invoke("train", "--like", run, "--out", "whole")
     assert done.returncode == 0, done.stderr

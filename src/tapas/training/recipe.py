@@ -27,6 +27,7 @@ WIDE_DIM, MOST_NUMBERS = 128, 25_600_000  # dimensions, of at most 200,000 items
 EVENTS_IN_A_STEP = 2_000
 EVENTS_TO_TRAIN = 3_000_000  # read in all epochs together
 MOST_EPOCHS = 30.0
+FEW_EPOCHS = 8.0  # of a full softmax; with fewer, sampling sees more events and is better
 MOST_VALIDATION = 5_000  # users
 TARGETS = ("next_items", "target_decay", "positions")  # of [head], whatever the method
 
@@ -57,6 +58,18 @@ def choose_settings(
     )
     _choose(recipe, describe(log), sizes)
     return recipe.config, recipe.choices
+
+
+def choose_for_time(
+    config: TrainConfig, given: Collection[str], epochs: float
+) -> tuple[TrainConfig, Choice] | None:
+    """Another method if a full softmax, which was not `given`, has only `epochs` in its time."""
+    recipe = _Recipe(config, given)
+    if config.head.method != "full" or not recipe.leaves_method or epochs >= FEW_EPOCHS:
+        return None
+    reason = f"in this time a full softmax would see each event {epochs:.1f} times"
+    recipe.choose("head.method", "tapas", reason)
+    return recipe.config, recipe.choices[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

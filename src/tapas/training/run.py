@@ -27,7 +27,8 @@ from tapas.training.build import TrainingSetup, build_training, check_sizes, res
 from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal, NoJournal
 from tapas.training.memory_plan import describe_memory
-from tapas.training.recipe import choose_settings
+from tapas.training.model import SequenceModel
+from tapas.training.recipe import choose_for_time, choose_settings
 from tapas.training.run_folder import (
     RunFolder,
     check_free,
@@ -37,7 +38,7 @@ from tapas.training.run_folder import (
     write_config,
 )
 from tapas.training.step import local_steps
-from tapas.training.time_budget import fit_to_time
+from tapas.training.time_budget import TooShortError, fit_to_time
 from tapas.training.trainer import Progress, Trainer, TrainResult
 from tapas.training.tuned_run import (
     plan_search,
@@ -86,8 +87,10 @@ def train(
         if tune:
             plan = plan_search(setup, validate, seconds, given or (), started=started)
         else:
-            config, words = fit_to_time(setup, validate, seconds, ranks, started=started)
-            status(words)
+            config = _in_time(
+                setup, validate, seconds, given, started=started, status=status, ranks=ranks,
+                build=lambda config: build_training(config, log, split, ranks),
+            )  # fmt: skip
         setup = build_training(config, log, split, ranks)
 
     def begin(folder: Path) -> None:
@@ -108,6 +111,34 @@ def train(
         if found.reason != "interrupted":
             status(describe_memory(setup.plan, peak_bytes()))
         return found
+
+
+def _in_time(
+    setup: TrainingSetup,
+    validate: Callable[[SequenceModel], dict[str, float]],
+    seconds: float,
+    given: Collection[str] | None,
+    *,
+    started: float,
+    build: Callable[[TrainConfig], TrainingSetup],
+    status: Status,
+    ranks: Ranks,
+) -> TrainConfig:
+    """The configuration of `setup` for a time, with another method if that is better in it."""
+    try:
+        config, words = fit_to_time(setup, validate, seconds, ranks, started=started)
+        epochs = (config.loop.steps or 0) / setup.windows.steps_per_epoch
+        changed = None if given is None else choose_for_time(setup.config, given, epochs)
+    except TooShortError:
+        changed = None if given is None else choose_for_time(setup.config, given, 0.0)
+        if changed is None:
+            raise
+    if changed is not None:
+        status(f"Chosen: {changed[1]}.")
+        setup = build(changed[0])
+        config, words = fit_to_time(setup, validate, seconds, ranks, started=started)
+    status(words)
+    return config
 
 
 def resume(

@@ -81,6 +81,8 @@ def search_space(config: TrainConfig, given: Collection[str]) -> dict[str, list[
         space["samples"] = [
             {"head.num_samples": max(16, number // 4)}, {"head.num_samples": 4 * number}
         ]  # fmt: skip
+    if head.method == "full":
+        space["method"] = [{"head.method": "tapas"}]
     present = {
         f"{section}.{name}": value
         for section, table in as_tables(config).items()

@@ -23,7 +23,7 @@ LEAST = 3  # steps that are
 PATIENCE = 4  # times the seconds that pace may take; of a slow model fewer steps are counted
 PACE_SHARE, MOST_PACE_SECONDS = 0.02, 5.0  # of the time is spent on measuring
 EVALUATION_SHARE = 0.15  # at most, on evaluations
-MOST_EPOCHS = 100  # more would only learn the log by heart
+MOST_EPOCHS = 30  # more only learn the log by heart
 
 
 class TooShortError(UsageError):

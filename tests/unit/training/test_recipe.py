@@ -8,7 +8,7 @@ import pytest
 from tapas.data.description import Description
 from tapas.data.times import DATETIME
 from tapas.training.config import build_config, names_in
-from tapas.training.recipe import Choice, Sizes, _choose, _Recipe
+from tapas.training.recipe import Choice, Sizes, _choose, _Recipe, choose_for_time
 
 RATINGS = Description(  # a sparse log of ratings: nobody rates an item twice
     num_events=200_000,
@@ -146,3 +146,28 @@ def test_a_few_users_with_most_of_the_events_make_a_step_no_larger():
     _choose(recipe, RATINGS, Sizes(num_classes=12_000, num_points=1_000, lengths=lengths))
     assert recipe.config.model.history == 50
     assert recipe.config.loop.batch == 64
+
+
+@pytest.mark.parametrize(
+    ("head", "epochs", "method"),
+    [
+        ({}, 7.9, "tapas"),
+        ({}, 8.0, None),
+        ({"method": "full"}, 1.0, None),  # it was given
+        ({"next_items": 3}, 1.0, "tapas"),
+    ],
+    ids=str,
+)
+def test_in_a_short_time_a_full_softmax_gives_way_to_sampling(head, epochs, method):
+    recipe = chosen(head=head)
+    assert recipe.config.head.method == "full"
+    found = choose_for_time(recipe.config, recipe.given, epochs)
+    if method is None:
+        assert found is None
+        return
+    config, choice = found
+    assert config.head.method == method
+    assert config.head.next_items == recipe.config.head.next_items
+    assert str(choice) == (
+        f"head.method = tapas: in this time a full softmax would see each event {epochs:.1f} times"
+    )
