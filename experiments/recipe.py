@@ -41,16 +41,13 @@ TRIALS: dict[str, list[dict[str, JSON]]] = {
     "beauty": [
         FULL,
         FULL | {"loop.epochs": 10.0},
-        FULL | {DECAY: 0.01},
+        FULL | {DECAY: 0.001},
         TAPAS,
         TAPAS | {"head.num_samples": 256},
         TAPAS | {"model.dim": 256},
         TAPAS | {"model.dropout": 0.3},
         TAPAS | {"loop.epochs": 40.0},
-        TAPAS | {DECAY: 0.003},
         TAPAS | {DECAY: 0.01},
-        TAPAS | {DECAY: 0.03},
-        TAPAS | {DECAY: 0.01, "loop.epochs": 40.0},
     ],
     "bert4rec-beauty": [TAPAS, TAPAS | {DECAY: 0.01}],
 }
