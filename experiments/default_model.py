@@ -12,10 +12,8 @@ Then it may learn from the validation events, too, before it is judged by the te
     again           trained anew on these events, as many passes: `tapas train --like`
 """
 
-import shutil
 import time
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,16 +21,16 @@ import torch
 import typer
 
 from experiments.options import RESULTS, Draw, Out, Workers
-from experiments.published.sets import SETS, Tables
+from experiments.published.command import RECIPE, SEEDS
+from experiments.published.sets import SETS
+from experiments.trained_runs import Place, Tables, run_study, trained
 from tapas.atomic_file import OutputFolder
 from tapas.checkpoints.model import load_model_state, load_optimizer_state, read_checkpoint
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.options import Cache, cache_folder
-from tapas.cli.progress import run_progress
+from tapas.cli.options import Cache
 from tapas.cli.terminal import status
 from tapas.comparison.groceries import PACKAGE, find_groceries
 from tapas.comparison.ledger import Ledger, Result, short_key
-from tapas.comparison.process_pool import run_missing
 from tapas.comparison.settings import source_commit
 from tapas.data.splits import Split, split_log
 from tapas.errors import UsageError, choice
@@ -44,12 +42,11 @@ from tapas.mixture import Mixture
 from tapas.page import Block, Command, Heading, Paragraph, Table, as_markdown
 from tapas.tables.ranks import ONE_PROCESS
 from tapas.training.build import TrainingData, build_mixture, build_training
-from tapas.training.config import PROTOCOLS, TrainConfig, build_config, names_in
+from tapas.training.config import PROTOCOLS, TrainConfig
 from tapas.training.mixture_fit import MixtureFit
 from tapas.training.model import SequenceModel
-from tapas.training.run import resume, train
 from tapas.training.run_evaluation import list_options, load_model
-from tapas.training.run_folder import RECORD, RunFolder, open_run
+from tapas.training.run_folder import RunFolder
 from tapas.training.step import local_steps
 from tapas.training.validation import validation_examples
 
@@ -76,15 +73,6 @@ class DefaultModelRun:
         return short_key(asdict(self))
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Folders: of the logs, of prepared logs, and of runs that are not finished."""
-
-    data: Path
-    cache: Path
-    runs: Path
-
-
 def source(name: str, place: Place) -> Tables:
     """What `tapas train` is told about the log."""
     if name == GROCERIES:
@@ -95,25 +83,20 @@ def source(name: str, place: Place) -> Tables:
     if name == COMMITS:
         file = place.data / "rust_commits.parquet"
         if not file.is_file():
-            raise UsageError(f"{name} needs the file {file}; see docs/evidence.md.")
+            raise UsageError(
+                f"{name} needs the file {file}: a table of who touched which file when, with "
+                "columns user, item and time."
+            )
         return {"log": {"files": [str(file)]}}
     file = SETS[name].log(place.data, place.cache)
     return PROTOCOLS["leave-one-out"] | {"log": {"files": [str(file)], "ties": "file"}}
 
 
 def execute(run: DefaultModelRun, place: Place) -> Result:
-    """Train with one thread, and judge all models; a run that was killed is continued."""
-    torch.set_num_threads(1)
-    folder = place.runs / run.key()
-    if (folder / RECORD).exists():
-        resume(folder)
-    else:
-        told: list[Tables] = [source(run.log, place), {"loop": {"seed": run.seed}}]
-        train(build_config(*told), folder, cache=place.cache, given=names_in(*told))
-    found = open_run(folder)
-    result = {"key": run.key(), "run": asdict(run), "commit": source_commit(), **compare(found)}
-    shutil.rmtree(folder)
-    return result
+    """Train, or continue a run that was killed, and judge all models."""
+    told: list[Tables] = [source(run.log, place), {"loop": {"seed": run.seed}}]
+    found, _ = trained(run.key(), told, place)
+    return {"key": run.key(), "run": asdict(run), "commit": source_commit(), **compare(found)}
 
 
 def compare(run: RunFolder) -> dict[str, Any]:
@@ -273,8 +256,6 @@ def default_model(
     Three seeds on each log. Finished runs are kept: you can stop at any time, and the same command
     continues.
     """
-    from experiments.published.command import RECIPE, SEEDS
-
     with report_errors():
         names = [name.strip() for name in logs.split(",")]
         for name in names:
@@ -282,8 +263,7 @@ def default_model(
         folder = out / NAME
         ledger = Ledger(folder / "results.jsonl")
         if not draw:
-            home = cache_folder(cache)
-            place = Place(data, home, home.parent / f"{NAME}-runs")
+            place = Place.of(NAME, data, cache)
             for name in names:
                 source(name, place)  # or an error, before anything is trained
             runs = [
@@ -291,8 +271,6 @@ def default_model(
                 for seed in SEEDS
                 for name in names
             ]
-            go = partial(execute, place=place)
-            with run_progress() as follow:
-                run_missing(ledger, runs, go, follow(NAME), workers=workers)
+            run_study(NAME, runs, execute, ledger, place, workers=workers)
         OutputFolder(folder).write({"README.md": page(ledger, RECIPE, SEEDS).encode()})
         status(f"Wrote {folder / 'README.md'}.")

@@ -3,40 +3,32 @@
 Each trial changes a setting or two of the recipe at its time. Test users are not looked at.
 """
 
-import shutil
-import time
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from experiments.options import RESULTS, Draw, Out, Workers
-from experiments.published.runs import Place
-from experiments.published.sets import SETS, Tables
+from experiments.published.sets import SETS
+from experiments.trained_runs import Place, Tables, run_study, trained
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.options import Cache, cache_folder
-from tapas.cli.progress import run_progress
+from tapas.cli.options import Cache
 from tapas.cli.terminal import status
 from tapas.comparison.ledger import Ledger, Result, short_key
-from tapas.comparison.process_pool import run_missing
 from tapas.comparison.settings import source_commit
 from tapas.page import Block, Command, Heading, Paragraph, Table, as_markdown
-from tapas.training.config import JSON, PROTOCOLS, build_config, names_in
-from tapas.training.run import resume, train
+from tapas.training.config import JSON, PROTOCOLS
 from tapas.training.run_evaluation import evaluate_run
-from tapas.training.run_folder import RECORD, open_run
 from tapas.training.settings_search import in_words
 
 NAME = "recipe"
 ABOUT = {NAME: ("Not a claim of the paper: trials behind what `tapas train` chooses.", "150")}
 METRICS = ("ndcg@10", "recall@10", "map@20")
-TAPAS: dict[str, JSON] = {"head.method": "tapas", "head.num_samples": 1_000}
-FULL: dict[str, JSON] = {"head.method": "full"}
 DECAY = "optimizer.weight_decay"
+TAPAS: dict[str, JSON] = {"head.method": "tapas", "head.num_samples": 1_000, DECAY: 0.0}
+FULL: dict[str, JSON] = {"head.method": "full", DECAY: 0.0}
 TRIALS: dict[str, list[dict[str, JSON]]] = {
     "beauty": [
         FULL,
@@ -66,28 +58,21 @@ class RecipeTrial:
 
 
 def execute(trial: RecipeTrial, place: Place) -> Result:
-    """Train with one thread, and judge by all validation users; a killed run is continued."""
-    torch.set_num_threads(1)
-    folder, start = place.runs / trial.key(), time.monotonic()
-    if (folder / RECORD).exists():
-        resume(folder)
-    else:
-        log = str(SETS[trial.set].log(place.data, place.cache))
-        told: list[Tables] = [
-            PROTOCOLS["leave-one-out"],
-            {"log": {"files": [log], "ties": "file"}, "loop": {"seed": trial.seed}},
-            as_sections(trial.changes),
-        ]
-        train(build_config(*told), folder, cache=place.cache, given=names_in(*told))
-    seconds = time.monotonic() - start
-    found, step = evaluate_run(open_run(folder), split="validation")
-    shutil.rmtree(folder)
+    """Train, or continue a trial that was killed, and judge by all validation users."""
+    log = str(SETS[trial.set].log(place.data, place.cache))
+    told: list[Tables] = [
+        PROTOCOLS["leave-one-out"],
+        {"log": {"files": [log], "ties": "file"}, "loop": {"seed": trial.seed}},
+        as_sections(trial.changes),
+    ]
+    run, seconds = trained(trial.key(), told, place)
+    found, step = evaluate_run(run, split="validation")
     scores = found.scores["model"]
     return {
         "key": trial.key(),
         "run": asdict(trial),
         "commit": source_commit(),
-        "seconds": round(seconds),  # of one thread, beside other runs
+        "seconds": seconds,  # of one thread, beside other runs
         "best_step": step,
         "users": scores.num_examples,
         "scores": {name: asdict(scores.metrics[name]) for name in METRICS},
@@ -112,8 +97,10 @@ def page(ledger: Ledger) -> str:
         Paragraph(
             "Trials behind the rules of `tapas train` (docs/training.md), judged by all "
             "validation users, with 95 % intervals over users. One seed each, so a difference "
-            "below about .002 may be luck. Everything else is what was chosen from the log at the "
-            "commit of the trial. Times are those of one thread beside other work."
+            "below about .002 may be luck. Everything else is what was chosen from the log by the "
+            "code of that commit. Times are those of one thread beside other work. The trials of "
+            "8afcf2e were made with `tapas train` and these settings as flags, before this "
+            "command was written."
         ),
         Command(f"python -m experiments {NAME} --data FOLDER"),
     ]
@@ -127,7 +114,7 @@ def page(ledger: Ledger) -> str:
             (
                 in_words(each["run"]["changes"]),
                 *(_cell(each["scores"][metric]) for metric in METRICS),
-                f"{each['seconds'] / 60:.0f}",
+                "" if each["seconds"] is None else f"{each['seconds'] / 60:.0f}",
                 each["commit"] or "",
             )
             for each in found
@@ -158,17 +145,14 @@ def recipe(
         folder = out / NAME
         ledger = Ledger(folder / "results.jsonl")
         if not draw:
-            home = cache_folder(cache)
-            place = Place(data, home, home.parent / f"{NAME}-runs")
+            place = Place.of(NAME, data, cache)
+            for name in TRIALS:
+                SETS[name].log(data, place.cache)  # or an error, before anything is trained
             trials = [
                 RecipeTrial(set=name, seed=0, changes=changes)
                 for name, each in TRIALS.items()
                 for changes in each
             ]
-            for name in TRIALS:
-                SETS[name].log(data, home)  # or an error, before anything is trained
-            with run_progress() as follow:
-                go = partial(execute, place=place)
-                run_missing(ledger, trials, go, follow(NAME), workers=workers)
+            run_study(NAME, trials, execute, ledger, place, workers=workers)
         OutputFolder(folder).write({"README.md": page(ledger).encode()})
         status(f"Wrote {folder / 'README.md'}.")

@@ -1,6 +1,5 @@
 """`python -m experiments published`: public sets beside their published tables."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,15 +7,14 @@ import typer
 
 from experiments.options import RESULTS, Draw, Out
 from experiments.published.page import NAME, page
-from experiments.published.runs import METHODS, Place, PublishedRun, execute
+from experiments.published.runs import METHODS, PublishedRun, execute
 from experiments.published.sets import SETS, find_sets
+from experiments.trained_runs import Place, run_study
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
-from tapas.cli.options import Cache, cache_folder
-from tapas.cli.progress import run_progress
+from tapas.cli.options import Cache
 from tapas.cli.terminal import status
 from tapas.comparison.ledger import Ledger
-from tapas.comparison.process_pool import run_missing
 from tapas.errors import choice
 
 ABOUT = {NAME: ("Not a claim of the paper: public sets beside their published tables.", "900")}
@@ -60,19 +58,15 @@ def published(
             choice("method", name, METHODS)
         ledger = Ledger(folder / "results.jsonl")
         if not draw:
-            home = cache_folder(cache)
-            place = Place(data, home, home.parent / "published-runs")
+            place = Place.of(NAME, data, cache)
+            for each in chosen:
+                each.log(data, place.cache)  # or an error, before anything is trained
             runs = [
                 PublishedRun(set=each.name, method=method, seed=seed, recipe=RECIPE)
                 for method in wanted
                 for seed in SEEDS
                 for each in chosen
             ]
-            for each in chosen:
-                each.log(data, home)  # or an error, before anything is trained
-            with run_progress() as follow:
-                run_missing(
-                    ledger, runs, partial(execute, place=place), follow(NAME), workers=workers
-                )
+            run_study(NAME, runs, execute, ledger, place, workers=workers)
         OutputFolder(folder).write({"README.md": page(ledger, RECIPE, SEEDS).encode()})
         status(f"Wrote {folder / 'README.md'}.")

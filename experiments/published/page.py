@@ -82,12 +82,13 @@ def set_blocks(mine: PublishedSet, found: dict[str, list[Result]]) -> list[Block
     default = found[DEFAULT]
     if default:
         head = default[0]["config"]["head"]
-        seconds = sorted(result["seconds"] for result in default)
         what += (
             f" `tapas train` chose {head['method']}, {default[0]['config']['model']['dim']} "
-            f"dimensions, {default[0]['steps']:,} steps; one thread beside another run took "
-            f"{seconds[0] / 60:.0f} to {seconds[-1] / 60:.0f} minutes."
+            f"dimensions, {default[0]['steps']:,} steps."
         )
+        seconds = sorted(each["seconds"] for each in default if each["seconds"] is not None)
+        if seconds:
+            what += f" One thread, beside another run: {seconds[-1] / 60:.0f} minutes at most."
     return [Heading(mine.title), Paragraph(what), Table(heading, [row for _, row in rows])]
 
 

@@ -1,16 +1,14 @@
 """One training run on a public set, judged as its published tables are."""
 
-import shutil
-import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.published.sets import SETS, Sessions, Tables
+from experiments.published.sets import SETS, Sessions
+from experiments.trained_runs import Place, Tables, trained
 from tapas.comparison.ledger import Result, short_key
 from tapas.comparison.settings import source_commit
 from tapas.data.splits import split_log
@@ -19,11 +17,9 @@ from tapas.evaluation.baselines import COUNTING, rank_by_counting, title_of
 from tapas.evaluation.evaluate import held_out
 from tapas.evaluation.ranked_lists import ranked_lists
 from tapas.evaluation.scores import LIST_LENGTH, RankedLists, score_together
-from tapas.training.config import build_config, names_in
 from tapas.training.model import SequenceModel
-from tapas.training.run import resume, train
 from tapas.training.run_evaluation import list_options, load_model
-from tapas.training.run_folder import RECORD, RunFolder, open_run
+from tapas.training.run_folder import RunFolder
 
 DEFAULT, SOFTMAX = "default", "softmax"
 NUM_SAMPLES = 256  # of the sampled methods, as eSASRec's
@@ -65,41 +61,26 @@ class PublishedRun:
         return short_key(asdict(self))
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Folders: of the public files, of prepared logs, and of runs that are not finished."""
-
-    data: Path
-    cache: Path
-    runs: Path
-
-
 def execute(run: PublishedRun, place: Place) -> Result:
-    """Train with one thread and judge; a run that was killed is continued."""
-    torch.set_num_threads(1)
-    mine, folder = SETS[run.set], place.runs / run.key()
-    start = time.monotonic()
-    if (folder / RECORD).exists():
-        resume(folder)
-    else:
-        log = str(mine.log(place.data, place.cache))
-        told: list[Tables] = [
-            {"log": {"files": [log]}},
-            mine.settings,
-            METHODS[run.method],
-            {"loop": {"seed": run.seed}},
-        ]
-        train(build_config(*told), folder, cache=place.cache, given=names_in(*told))
-    seconds = time.monotonic() - start
-    found = open_run(folder)
+    """Train, or continue a run that was killed, and judge."""
+    mine = SETS[run.set]
+    if mine.test_file:
+        mine.check_test_points(place.data)
+    told: list[Tables] = [
+        {"log": {"files": [str(mine.log(place.data, place.cache))]}},
+        mine.settings,
+        METHODS[run.method],
+        {"loop": {"seed": run.seed}},
+    ]
+    found, seconds = trained(run.key(), told, place)
     model, step = load_model(found)
     judge = judge_sessions if mine.test_file else judge_users
-    result = {
+    return {
         "key": run.key(),
         "run": asdict(run),
         "commit": source_commit(),
         "torch": torch.__version__,
-        "seconds": round(seconds, 1),  # of one thread, beside other runs
+        "seconds": seconds,  # of one thread, beside other runs
         "steps": found.config.loop.steps,
         "best_step": step,
         "config": {
@@ -109,8 +90,6 @@ def execute(run: PublishedRun, place: Place) -> Result:
         },
         **judge(run, place, found, model),
     }
-    shutil.rmtree(folder)
-    return result
 
 
 def judge_users(
@@ -140,7 +119,7 @@ def judge_sessions(
     split = split_log(found.log, found.config.split)
     keys = found.log.item_keys.keys(np.arange(found.log.num_items))
     ids = {key: number for number, key in enumerate(keys)}
-    target = torch.tensor([ids.get(item, -1) for item in targets])[:, None]
+    target = torch.tensor([ids[item] for item in targets])[:, None]
     reads = found.config.model.reads
     lists: dict[str, RankedLists] = {DEFAULT: (rank_histories(model, histories, ids, reads), None)}
     if model.mixture is not None:

@@ -15,12 +15,12 @@ from typing import Any
 
 import polars
 
+from experiments.trained_runs import Tables
 from tapas.atomic_file import atomic_write, make_folder
 from tapas.data.local_files import literal
 from tapas.errors import DataError, UsageError, choice
-from tapas.training.config import JSON, PROTOCOLS
+from tapas.training.config import PROTOCOLS
 
-Tables = dict[str, dict[str, JSON]]
 Sessions = list[list[int]]
 SESSION_SETTINGS: Tables = {
     "split": {"kind": "group", "validation": 0.05, "test": 0.0},
@@ -61,6 +61,16 @@ class PublishedSet:
             raise ValueError(f"{self.name} has no test file")
         histories, targets = read_pickle(self._find(data, self.test_file))
         return histories, targets
+
+    def check_test_points(self, data: Path) -> None:
+        """Raise DataError if a test item, or all of a history, is not in the training sessions."""
+        known = {item for session in self.read(self._find(data, self.file)) for item in session}
+        for number, (history, item) in enumerate(zip(*self.test_points(data), strict=True), 1):
+            if item not in known or known.isdisjoint(history):
+                raise DataError(
+                    f"test point {number} of {self.name} has items that are not in {self.file}. "
+                    "Take both files from one commit of their repository."
+                )
 
     def _find(self, data: Path, file: str) -> Path:
         path = data / file

@@ -31,6 +31,15 @@ def log(at):
             "--epochs or --steps.",
         ),
         (
+            ("--minutes", 1, "--set", "service.servers=2"),
+            "--minutes measures the pace of this process, and --servers trains in others. Use "
+            "--epochs or --steps.",
+        ),
+        (
+            ("--tune", "1m", "--set", "loop.steps=9"),
+            "--tune and --steps both say how long to train. Use one of them.",
+        ),
+        (
             ("--protocol", "leave-two-out"),
             "unknown protocol 'leave-two-out'. Did you mean 'leave-one-out'? Known: leave-one-out.",
         ),
@@ -49,13 +58,20 @@ def test_what_cannot_be_is_one_sentence_and_no_run(log, at, flags, words):
     assert not (at / "run").exists()
 
 
-def test_a_time_that_is_short_for_a_full_softmax_is_for_sampling(log, at, monkeypatch):
+@pytest.mark.parametrize(("faster", "method"), [(0.0, "tapas"), (1e9, "full")])
+def test_a_time_that_is_short_for_a_full_softmax_is_for_sampling_if_that_is_faster(
+    log, at, monkeypatch, faster, method
+):
     monkeypatch.setattr("tapas.training.recipe.FEW_EPOCHS", 1e9)
+    monkeypatch.setattr("tapas.training.run.FASTER", faster)
     done = invoke("train", log, "--out", "run", *CACHE, "--minutes", 0.05, "--dim", 4)
     assert done.returncode == 0, done.stderr
     assert "Chosen: head.method = full: 60 items" in done.stderr
-    assert "Chosen: head.method = tapas: in this time a full softmax would see" in done.stderr
-    assert open_run(at / "run").config.head.method == "tapas"
+    words = "Chosen: head.method = tapas: in this time a full softmax would see"
+    assert (words in done.stderr) == (method == "tapas")
+    config = open_run(at / "run").config
+    assert config.head.method == method
+    assert config.optimizer.weight_decay == (0.001 if method == "full" else 0.0)
 
 
 def test_a_run_like_another_learns_from_all_events_and_is_not_judged(run, at):

@@ -52,6 +52,8 @@ def test_queries_without_padding_are_those_of_forward_with_gradients_and_dropout
 ):
     draws = stream(3, "lengths")
     lengths = torch.randint(1, longest + 1, (num_sequences,), generator=draws)
+    if num_sequences > 20:
+        lengths[[0, 5]] = 0  # this rank has fewer examples
     places = Places.of(lengths, max(T, longest))
     predicts = torch.rand(len(places.index), generator=draws) < share
     predicts[-1] = True

@@ -13,10 +13,10 @@ from experiments.default_model import (
     WITHOUT_COPY,
     WITHOUT_FOLLOW,
     DefaultModelRun,
-    Place,
     execute,
     page,
 )
+from experiments.trained_runs import Place
 from tapas.comparison.ledger import Ledger
 
 ABLATED = (WITHOUT_COPY, WITHOUT_FOLLOW, SOFTMAX)
@@ -35,7 +35,6 @@ def test_all_models_are_judged_at_the_points_that_none_has_seen(tmp_path, monkey
     assert set(result["lead"]) == {RENEWED, AGAIN, *GOING_ON, *ABLATED}
     steps = result["steps"]
     assert steps[AGAIN] > steps[AS_IT_IS] > steps["going on, a tenth"]
-    assert not list((tmp_path / "runs").iterdir())
     ledger = Ledger(tmp_path / "results.jsonl")
     ledger.add(result)
     shown = page(ledger, 1, (0,))
@@ -49,5 +48,6 @@ def test_unknown_logs_and_missing_files_are_named(tmp_path):
     assert "unknown log 'comits'. Did you mean 'commits'?" in last_line(done)
     done = invoke_experiment("default-model", *options, "--logs", "commits")
     assert last_line(done) == (
-        f"commits needs the file {tmp_path / 'rust_commits.parquet'}; see docs/evidence.md."
+        f"commits needs the file {tmp_path / 'rust_commits.parquet'}: a table of who touched which "
+        "file when, with columns user, item and time."
     )

@@ -45,6 +45,7 @@ from tapas.training.config import (
     JSON,
     PROTOCOLS,
     ServiceConfig,
+    TrainConfig,
     build_config,
     names_in,
     read_toml,
@@ -382,10 +383,12 @@ def train(
             seconds = None
             if minutes is not None:
                 seconds = 60 * _checked_minutes(minutes)
-                _check_alone("--minutes", tune=tune, epochs=epochs, steps=steps, servers=servers)
+                if tune is not None:
+                    raise UsageError(
+                        "--minutes and --tune both say how long to train. Use one of them."
+                    )
             elif tune is not None:
                 seconds = parse_duration(tune)
-                _check_alone("--tune", epochs=epochs, steps=steps, servers=servers)
             if protocol is not None:
                 given.insert(0, choice("protocol", protocol, PROTOCOLS))
             tables = read_toml(config) if config is not None else {}
@@ -396,6 +399,8 @@ def train(
                 )
             folder, built = out, build_config(*wanted)
             service = built.service
+            if seconds is not None:
+                _check_alone("--tune" if tune else "--minutes", built, *given)
             go = partial(
                 _run_of(service).train, built, out, cache=cache_folder(cache),
                 given=names_in(*wanted),
@@ -536,16 +541,16 @@ def _checked_minutes(minutes: float) -> float:
     return minutes
 
 
-def _check_alone(flag: str, **others: object) -> None:
+def _check_alone(flag: str, config: TrainConfig, *given: Layer) -> None:
     """Refuse what else says how long to train, and servers."""
-    for name, value in others.items():
-        if value is not None and name == "servers":
-            raise UsageError(
-                f"{flag} measures the pace of this process, and --servers trains in others. Use "
-                "--epochs or --steps."
-            )
-        if value is not None:
+    for name in ("epochs", "steps"):
+        if any(layer.get("loop", {}).get(name) is not None for layer in given):
             raise UsageError(f"{flag} and --{name} both say how long to train. Use one of them.")
+    if config.service.servers:
+        raise UsageError(
+            f"{flag} measures the pace of this process, and --servers trains in others. Use "
+            "--epochs or --steps."
+        )
 
 
 def _refuse_beside(what: str, flags: Layer, **others: object) -> None:

@@ -6,8 +6,7 @@ item is, the same in all blocks (Shaw, Uszkoreit and Vaswani 2018; buckets as in
 """
 
 import math
-from dataclasses import dataclass
-from typing import Self, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +21,13 @@ from tapas.encoders.base import (
     init_weights,
     reorder,
 )
+from tapas.encoders.packed import Group, Packed
 from tapas.errors import UsageError
 from tapas.shapes import check_positive
 
 NEAR, BUCKETS = 8, 20  # distances below NEAR have a number each, longer ones four for each octave
 
 
-LEAST_GROUP = 8  # events of the longest sequence that is in a group with all shorter ones
 DEVIATION = 0.02  # of initial weights, as BERT's: blocks start as little more than the input
 
 
@@ -106,7 +105,7 @@ class TransformerEncoder(Encoder):
         self,
         block: "_Block",
         x: Tensor,
-        packed: "Packed",
+        packed: Packed,
         events: Tensor | None,
         generator: torch.Generator | None,
     ) -> Tensor:
@@ -134,7 +133,7 @@ class TransformerEncoder(Encoder):
         self,
         query: Tensor,
         keys: Tensor,
-        packed: "Packed",
+        packed: Packed,
         events: Tensor | None,
         num_heads: int,
     ) -> Tensor:
@@ -163,7 +162,7 @@ class TransformerEncoder(Encoder):
         time: Tensor,
         row: Tensor,
         keys: Tensor,
-        group: "Group",
+        group: Group,
         num_heads: int,
     ) -> Tensor:
         """Attention of `query` (M, D), at `time` (M,) of the sequences `row` (M,) of `group`.
@@ -194,46 +193,6 @@ class TransformerEncoder(Encoder):
         score = of_heads(query / math.sqrt(dim // num_heads), slot, most) @ key.transpose(2, 3)
         attended = (score + bias.to(score.dtype)).softmax(dim=3) @ value
         return attended.permute(1, 2, 0, 3).reshape(size * most, dim).index_select(0, slot)
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Sequences of like length, whose events come one after the other."""
-
-    events: slice  # of all events, sequence after sequence
-    num_sequences: int
-    width: int  # events of the longest
-    row: Tensor  # (K,) which sequence of the group each of its events is of
-    time: Tensor  # (K,) which event of its sequence it is, from 0
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """The events of `Places` by the length of their sequences, without padding."""
-
-    order: Tensor  # (N,) the events of `Places` in this order
-    inverse: Tensor  # (N,) where they are
-    groups: list[Group]
-
-    @classmethod
-    def of(cls, places: Places) -> Self:
-        """Sequences are sorted by length; a group ends where it has doubled."""
-        lengths, sequence = places.lengths.sort(stable=True)
-        begin = (places.lengths.cumsum(0) - places.lengths)[sequence]  # in `places`
-        ends = lengths.cumsum(0)
-        row = torch.repeat_interleave(lengths, output_size=len(places.index))
-        time = torch.arange(len(row)) - (ends - lengths)[row]
-        order = begin[row] + time
-        inverse = torch.empty_like(order).index_copy(0, order, torch.arange(len(order)))
-        groups, first = list[Group](), int((lengths == 0).sum())
-        while first < len(lengths):
-            most = max(LEAST_GROUP, 2 * int(lengths[first]))
-            last = int(torch.searchsorted(lengths, most, right=True))
-            width = int(lengths[last - 1])
-            events = slice(int(ends[first] - lengths[first]), int(ends[last - 1]))
-            groups.append(Group(events, last - first, width, row[events] - first, time[events]))
-            first = last
-        return cls(order, inverse, groups)
 
 
 class _Norm(nn.Module):

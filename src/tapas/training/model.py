@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from tapas.data.windows import SequenceBatch
-from tapas.encoders import Encoder, Places, last_state, latest
+from tapas.encoders import Encoder, Packed, Places, last_state, latest
 from tapas.errors import UsageError
 from tapas.heads import FlatHead, Head, TapasSoftmax
 from tapas.mixture import Mixed, Mixture, Past, softmax_part
-from tapas.ragged import chunks
 from tapas.tables import ClassTable
 
-EVENTS_AT_ONCE = 1 << 13  # of histories that are encoded at a time to predict
+PLACES_AT_ONCE = 1 << 13  # positions of histories that are encoded at a time to predict
 
 
 class SequenceModel(nn.Module):
@@ -166,14 +165,20 @@ class SequenceModel(nn.Module):
 
         A few sequences at a time: an encoder may need a hundred times the memory of its input.
         """
-        found = []
-        for some in chunks(places.lengths.cpu().numpy(), EVENTS_AT_ONCE):
-            lengths = places.lengths[some]
-            here, rows = rows.tensor_split([int(lengths.sum())])
-            mine = Places.of(lengths, places.width)
-            last = torch.arange(len(lengths), device=lengths.device) * places.width + lengths - 1
-            found.append(self._queries(here, mine, last, None))
-        return torch.cat(found) if found else rows
+        packed = Packed.of(places)
+        rows = rows.index_select(0, packed.order)
+        lengths = places.lengths[packed.sequences]
+        found, done = [rows[:0]], 0
+        for group in packed.groups:
+            at_once = max(1, PLACES_AT_ONCE // group.width)
+            for some in torch.split(lengths[done : done + group.num_sequences], at_once):
+                here, rows = rows.tensor_split([int(some.sum())])
+                last = torch.arange(len(some), device=some.device) * group.width + some - 1
+                mine = Places.of(some, group.width)
+                found.append(self._queries(here, mine, last, None))
+            done += group.num_sequences
+        query = torch.cat(found)
+        return torch.empty_like(query).index_copy(0, packed.sequences, query)
 
 
 @dataclass(frozen=True, slots=True)

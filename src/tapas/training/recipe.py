@@ -68,8 +68,11 @@ def choose_for_time(
     recipe = _Recipe(config, given)
     if config.head.method != "full" or not recipe.leaves_method or epochs >= FEW_EPOCHS:
         return None
-    reason = f"in this time a full softmax would see each event {epochs:.1f} times"
-    recipe.choose("head.method", "tapas", reason)
+    often = f"{epochs:.1f} times" if epochs else "too seldom"
+    recipe.choose(
+        "head.method", "tapas", f"in this time a full softmax would see each event {often}"
+    )
+    recipe.choose("optimizer.weight_decay", 0.0, "as for other sampled methods")
     return recipe.config, recipe.choices[0]
 
 
@@ -86,8 +89,9 @@ class Sizes:
         return int(self.lengths.sum())
 
     def events_per_window(self, history: int) -> float:
-        """How many events a window of at most `history` has, on average."""
-        return self.num_events / max(1, int(np.ceil(self.lengths / history).sum()))
+        """How many events that are followed by another a window of `history` has, on average."""
+        usable = np.maximum(self.lengths - 1, 0)
+        return float(usable.sum() / max(1, np.ceil(usable / history).sum()))
 
 
 class _Recipe:

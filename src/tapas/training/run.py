@@ -28,7 +28,7 @@ from tapas.training.config import ServiceConfig, TrainConfig
 from tapas.training.journal import Journal, NoJournal
 from tapas.training.memory_plan import describe_memory
 from tapas.training.model import SequenceModel
-from tapas.training.recipe import choose_for_time, choose_settings
+from tapas.training.recipe import Choice, choose_for_time, choose_settings
 from tapas.training.run_folder import (
     RunFolder,
     check_free,
@@ -49,6 +49,7 @@ from tapas.training.tuned_run import (
 from tapas.training.validation import describe_training, validation_examples, validator
 
 LONG_HISTORY, MANY_LAYERS = 200, 20  # more may be slow
+FASTER = 1.5  # times the steps, for which a full softmax gives way to sampling
 Status = Callable[[str], None]
 OnProgress = Callable[[Progress], None]
 ShouldStop = Callable[[], bool]
@@ -92,6 +93,9 @@ def train(
                 build=lambda config: build_training(config, log, split, ranks),
             )  # fmt: skip
         setup = build_training(config, log, split, ranks)
+    resolved = setup.config
+    if plan is not None:
+        del setup, validate  # a search needs the memory
 
     def begin(folder: Path) -> None:
         if plan is not None:
@@ -99,11 +103,12 @@ def train(
 
     run = ranks.main_first(
         "create the run folder",
-        lambda: create_run(out, setup.config, log, fill=begin) if ranks.is_main else open_run(out),
+        lambda: create_run(out, resolved, log, fill=begin) if ranks.is_main else open_run(out),
     )
     with exclusive(out) if ranks.is_main else nullcontext():
         if plan is not None:
             run = search_settings(run, split, plan, status)
+            forget_peak()
             setup = build_training(run.config, log, split, ranks)
         status(describe_start(setup.config, split, ranks))
         with opened_trainer(run, split, setup, None, ranks) as trainer:
@@ -125,18 +130,28 @@ def _in_time(
     ranks: Ranks,
 ) -> TrainConfig:
     """The configuration of `setup` for a time, with another method if that is better in it."""
+
+    def instead(epochs: float) -> tuple[TrainConfig, Choice] | None:
+        return None if given is None else choose_for_time(setup.config, given, epochs)
+
+    def fitted(config: TrainConfig) -> tuple[TrainConfig, str]:
+        return fit_to_time(build(config), validate, seconds, ranks, started=started)
+
     try:
         config, words = fit_to_time(setup, validate, seconds, ranks, started=started)
-        epochs = (config.loop.steps or 0) / setup.windows.steps_per_epoch
-        changed = None if given is None else choose_for_time(setup.config, given, epochs)
     except TooShortError:
-        changed = None if given is None else choose_for_time(setup.config, given, 0.0)
-        if changed is None:
+        other = instead(0.0)
+        if other is None:
             raise
-    if changed is not None:
-        status(f"Chosen: {changed[1]}.")
-        setup = build(changed[0])
-        config, words = fit_to_time(setup, validate, seconds, ranks, started=started)
+        config, words = fitted(other[0])
+        status(f"Chosen: {other[1]}.")
+    else:
+        steps = config.loop.steps or 0
+        if (other := instead(steps / setup.windows.steps_per_epoch)) is not None:
+            sampled, more = fitted(other[0])
+            if (sampled.loop.steps or 0) >= FASTER * steps:
+                config, words = sampled, more
+                status(f"Chosen: {other[1]}.")
     status(words)
     return config
 
@@ -173,11 +188,13 @@ def resume(
             f"the search for settings in {folder} is not finished, and it runs in one process: "
             "continue without torchrun."
         )
-    setup = build_training(run.config, run.log, split, ranks)
     with exclusive(folder) if ranks.is_main else nullcontext():
         if plan is not None:
+            if step is not None:
+                run.checkpoints.find(step)  # there is none yet
             run = search_settings(run, split, plan, status)
-            setup = build_training(run.config, run.log, split, ranks)
+            forget_peak()
+        setup = build_training(run.config, run.log, split, ranks)
         checkpoint = None
         if run.checkpoints.steps() or step is not None:
             checkpoint = read_checkpoint(run.checkpoints, setup.model, step, ranks)
@@ -261,6 +278,11 @@ def reopen(folder: Path, service: ServiceConfig | None, *, everything: bool = Tr
     run = open_run(folder, everything=everything)
     if service is None:
         return run
+    if service.servers and unfinished_search(run) is not None:
+        raise UsageError(
+            f"the search for settings in {folder} is not finished, and it runs in one process: "
+            "continue without --servers."
+        )
     return replace(run, config=replace(run.config, service=resolve_service(service)))
 
 

@@ -59,6 +59,7 @@ from tapas.heads.own_method import NotImportedError
 from tapas.regular_file import read_stored
 from tapas.threads import MOST_THREADS
 from tapas.training.config import TrainConfig, as_toml, build_config, read_toml
+from tapas.training.journal import JOURNAL
 from tapas.version import __version__, check_format
 
 FORMAT = 1
@@ -376,8 +377,9 @@ def _discard(path: Path) -> None:
         if (unfinished / RECORD).exists() and not (unfinished / LOG).exists():  # it was moving
             for name in (LOG, CHECKPOINTS):
                 shutil.rmtree(path / name, ignore_errors=True)
-            with suppress(OSError):
-                (path / CONFIG).unlink()
+            for name in (CONFIG, JOURNAL):
+                with suppress(OSError):
+                    (path / name).unlink()
 
 
 def _refusal(path: Path, error: OSError) -> UsageError:

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tapas.atomic_file import atomic_write
 from tapas.data.event_log import EventLog
 from tapas.data.splits import Split
@@ -194,6 +196,12 @@ def _missing(
             yield trial
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether there was too little memory; torch has no type of its own for that on CPUs."""
+    out = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return out or "can't allocate memory" in str(error)
+
+
 class Laboratory:
     """Trains candidates on one log; its counting parts are counted once."""
 
@@ -215,7 +223,9 @@ class Laboratory:
             problem = f"too slow for {duration(seconds)}"
         except (UsageError, DataError) as error:
             problem = str(error)
-        except MemoryError:
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
             problem = "not enough memory"
         return Trial(number, candidate, time.monotonic() - start, steps, score, problem)
 

@@ -9,8 +9,9 @@ from oracle.command_line import invoke_experiment, last_line
 
 from experiments.published.page import page
 from experiments.published.published_rows import ROWS
-from experiments.published.runs import DEFAULT, SOFTMAX, Place, PublishedRun, execute
+from experiments.published.runs import DEFAULT, SOFTMAX, PublishedRun, execute
 from experiments.published.sets import SETS, find_sets, read_pickle
+from experiments.trained_runs import Place, run_study
 from tapas import DataError, UsageError
 from tapas.comparison.ledger import Ledger
 
@@ -93,7 +94,6 @@ def test_a_run_is_judged_with_and_without_counting(name, data, tmp_path):
     assert result["scores"][DEFAULT]["recall@10"][0] > 0.9
     assert SOFTMAX in result["scores"]
     assert result["points"] == (240 if name != "tmall" else 4)
-    assert not list((tmp_path / "runs").iterdir())
     ledger = Ledger(tmp_path / "results.jsonl")
     ledger.add(result)
     shown = page(ledger, 1, (0,))
@@ -109,7 +109,7 @@ def test_methods_other_than_the_default_are_a_softmax_alone(data, tmp_path, monk
         told.update(config=config, given=given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("experiments.published.runs.train", train)
+    monkeypatch.setattr("experiments.trained_runs.train", train)
     place = Place(data, tmp_path / "cache", tmp_path / "runs")
     with pytest.raises(KeyboardInterrupt):
         execute(PublishedRun(set="tmall", method="tapas", seed=5, recipe=1), place)
@@ -128,3 +128,32 @@ def test_the_command_says_what_is_unknown_or_missing(tmp_path):
     assert "unknown method 'ful'. Did you mean 'full'?" in last_line(done)
     done = invoke_experiment("published", *options, "--sets", "yelp")
     assert "yelp needs the file" in last_line(done)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_and_its_folder_goes_once_it_has_a_result(
+    data, tmp_path, monkeypatch
+):
+    place = Place(data, tmp_path / "cache", tmp_path / "runs")
+    run = PublishedRun(set="tmall", method="full", seed=0, recipe=1)
+    ledger = Ledger(tmp_path / "results.jsonl")
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("experiments.published.runs.judge_sessions", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_study("published", [run], execute, ledger, place, workers=1)
+    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == [run.key()]
+    run_study("published", [run], execute, ledger, place, workers=1)
+    assert ledger[run]["seconds"] is None  # what it took in all is not known
+    assert not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize("points", [([[1, 2]], [77]), ([[77, 78]], [1])], ids=str)
+def test_test_files_of_other_sessions_are_refused_before_training(points, data, tmp_path):
+    (data / "GCE-GNN/datasets/Tmall/test.txt").write_bytes(pickle.dumps(points))
+    place = Place(data, tmp_path / "cache", tmp_path / "runs")
+    with pytest.raises(DataError, match=r"test point 1 of tmall has items that are not in GCE-GNN"):
+        execute(PublishedRun(set="tmall", method="default", seed=0, recipe=1), place)

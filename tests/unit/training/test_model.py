@@ -157,7 +157,7 @@ def test_histories_are_encoded_a_few_at_a_time_to_predict(mixed, monkeypatch):
     model = build(mixed=mixed)
     every = torch.arange(C).expand(3, C)
     want = model.predict(ITEMS, LENGTHS).log_prob(every)
-    monkeypatch.setattr("tapas.training.model.EVENTS_AT_ONCE", 1)
+    monkeypatch.setattr("tapas.training.model.PLACES_AT_ONCE", 1)
     torch.testing.assert_close(model.predict(ITEMS, LENGTHS).log_prob(every), want)
 
 
