@@ -24,7 +24,9 @@ from measuring import Target, quick, write_record
 from peers.environment import RECOMMENDERS, ROOT, LeftOutError, last_line
 
 from experiments.published.sets import SETS
+from tapas.atomic_file import atomic_write
 from tapas.comparison.groceries import find_groceries
+from tapas.comparison.settings import source_commit
 
 SECONDS = (60, 300, 900)
 QUICK_SECONDS = (30,)
@@ -70,6 +72,10 @@ def tapas(*words: object) -> str:
     return done.stdout
 
 
+def commit() -> str:
+    return source_commit() or "unknown"
+
+
 class Race:
     """All contenders on one log."""
 
@@ -80,6 +86,8 @@ class Race:
         self.results: dict[str, Any] = {}
         if self.record.exists():
             self.results = json.loads(self.record.read_text())
+        if self.results.pop("commit", commit()) != commit():
+            raise SystemExit(f"{self.record} is of another commit. Remove {self.folder}.")
 
     def run(self, times: tuple[int, ...]) -> dict[str, Any]:
         for seconds in times:
@@ -145,7 +153,8 @@ class Race:
 
     def _write(self, key: str, value: Any) -> None:
         self.results[key] = value
-        self.record.write_text(json.dumps(self.results, indent=1))
+        with atomic_write(self.record) as unfinished:
+            unfinished.write_text(json.dumps({"commit": commit(), **self.results}, indent=1))
         shown = value.get("left_out") or value["metrics"][self.log.metric]["mean"]
         print(f"{self.log.name}: {key.replace('|', ', ')} s: {shown}", flush=True)
 
