@@ -11,7 +11,7 @@ from experiments.published.sets import SETS, Sessions
 from experiments.trained_runs import Place, Tables, trained
 from tapas.comparison.ledger import Result, short_key
 from tapas.comparison.settings import source_commit
-from tapas.data.splits import split_log
+from tapas.data.splits import next_items_at, split_log
 from tapas.errors import choice
 from tapas.evaluation.baselines import COUNTING, rank_by_counting, title_of
 from tapas.evaluation.evaluate import held_out
@@ -98,7 +98,8 @@ def judge_users(
     """Metrics of the last event of each user: of the model, its softmax alone, and counting."""
     log, options = found.log, list_options(found)
     split = split_log(log, found.config.split)
-    points, target = held_out(log, split, options, num_targets=1)
+    points, _ = held_out(log, split, options, num_targets=1)
+    target = next_items_at(log, points, 1)  # also items that lists leave out
     lists: dict[str, RankedLists] = {
         DEFAULT: ranked_lists(model, log, points, target, options, with_loss=False)
     }

@@ -157,3 +157,17 @@ def test_test_files_of_other_sessions_are_refused_before_training(points, data, 
     place = Place(data, tmp_path / "cache", tmp_path / "runs")
     with pytest.raises(DataError, match=r"test point 1 of tmall has items that are not in GCE-GNN"):
         execute(PublishedRun(set="tmall", method="default", seed=0, recipe=1), place)
+
+
+@pytest.mark.slow
+def test_a_test_item_that_its_user_had_before_is_a_miss(data, tmp_path):
+    """As in published tables, which rank all items but those of the history."""
+    users = sequences()
+    for items in users[:24]:
+        items[-1] = items[0]
+    lines = "".join(f"{u} {' '.join(map(str, items))}\n" for u, items in enumerate(users))
+    (data / "ICLRec/data/Beauty.txt").write_text(lines)
+    place = Place(data, tmp_path / "cache", tmp_path / "runs")
+    result = execute(PublishedRun(set="beauty", method=DEFAULT, seed=0, recipe=1), place)
+    assert result["points"] == 240
+    assert 0.8 < result["scores"][DEFAULT]["recall@10"][0] <= 0.9
