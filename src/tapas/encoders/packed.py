@@ -41,9 +41,10 @@ class Packed:
         begin = (places.lengths.cumsum(0) - places.lengths)[sequence]  # in `places`
         ends = lengths.cumsum(0)
         row = torch.repeat_interleave(lengths, output_size=len(places.index))
-        time = torch.arange(len(row)) - (ends - lengths)[row]
+        number = torch.arange(len(row), device=row.device)
+        time = number - (ends - lengths)[row]
         order = begin[row] + time
-        inverse = torch.empty_like(order).index_copy(0, order, torch.arange(len(order)))
+        inverse = torch.empty_like(order).index_copy(0, order, number)
         groups, first = list[Group](), int((lengths == 0).sum())
         while first < len(lengths):
             most = max(LEAST_GROUP, 2 * int(lengths[first]))
