@@ -40,6 +40,27 @@ def log(at):
             "--tune and --steps both say how long to train. Use one of them.",
         ),
         (
+            ("--tune", "soon"),
+            "cannot read 'soon' as a time above 0. Write 90s, 10m, 1h, or a number of seconds.",
+        ),
+        (
+            ("--tune", "0m"),
+            "cannot read '0m' as a time above 0. Write 90s, 10m, 1h, or a number of seconds.",
+        ),
+        (
+            ("--tune", "1m", "--minutes", 1),
+            "--minutes and --tune both say how long to train. Use one of them.",
+        ),
+        (
+            ("--tune", "1m", "--steps", 9),
+            "--tune and --steps both say how long to train. Use one of them.",
+        ),
+        (
+            ("--tune", "1m", "--servers", 2),
+            "--tune measures the pace of this process, and --servers trains in others. Use "
+            "--epochs or --steps.",
+        ),
+        (
             ("--protocol", "leave-two-out"),
             "unknown protocol 'leave-two-out'. Did you mean 'leave-one-out'? Known: leave-one-out.",
         ),

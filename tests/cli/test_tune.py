@@ -26,40 +26,6 @@ def log(at):
     return write_chain(at / "log.parquet", num_users=30, num_items=60)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (
-            ("--tune", "soon"),
-            "cannot read 'soon' as a time above 0. Write 90s, 10m, 1h, or a number of seconds.",
-        ),
-        (
-            ("--tune", "0m"),
-            "cannot read '0m' as a time above 0. Write 90s, 10m, 1h, or a number of seconds.",
-        ),
-        (
-            ("--tune", "1m", "--minutes", 1),
-            "--minutes and --tune both say how long to train. Use one of them.",
-        ),
-        (
-            ("--tune", "1m", "--steps", 9),
-            "--tune and --steps both say how long to train. Use one of them.",
-        ),
-        (
-            ("--tune", "1m", "--servers", 2),
-            "--tune measures the pace of this process, and --servers trains in others. Use "
-            "--epochs or --steps.",
-        ),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_is_one_sentence_and_no_run(log, at, flags, words):
-    done = invoke("train", log, "--out", "run", *CACHE, *flags)
-    assert done.returncode == 1
-    assert last_line(done) == words
-    assert not (at / "run").exists()
-
-
 def test_a_time_too_short_for_two_candidates_is_told_how_long_to_give(log, at):
     done = invoke("train", log, "--out", "run", *CACHE, *SMALL, "--tune", "0.01s")
     assert last_line(done).startswith("--tune 0.01 s is too short: a step takes ")
