@@ -25,8 +25,8 @@ def page(ledger: Ledger, recipe: int, seeds: Sequence[int]) -> str:
             "Public files with tables that others have published, all items ranked. Ours: means "
             "over seeds, and in brackets the lowest and the highest of them where there are "
             "several. Settings were chosen on validation users of the two sets marked as tuned; "
-            "on the others every run is made once, after the settings were fixed. Sets, methods and "
-            "seeds that are not shown have not been run yet."
+            "on the others every run is made once, after the settings were fixed. Sets, methods "
+            "and seeds that are not shown have not been run yet."
         ),
         Command(f"python -m experiments {NAME} --data FOLDER"),
         Paragraph(
