@@ -76,7 +76,7 @@ def test_an_option_of_another_method_is_refused(at, log):
     done = trained("head.method=nce", "head.presample_factor=4")
     assert last_line(done) == (
         "head.presample_factor is not an option of the method 'nce', but of dynamic-negatives, "
-        "tapas. Leave it out."
+        "mixed, tapas. Leave it out."
     )
 
 

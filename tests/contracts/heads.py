@@ -44,6 +44,9 @@ FLAT = {  # by method; the table goes first
     ),
     "in-batch": lambda table, **o: InBatchSoftmax(table=table, **o),
     "mixed": lambda table, **o: MixedSoftmax(table=table, num_samples=N, **proposal(table), **o),
+    "mixed, two passes": lambda table, **o: MixedSoftmax(
+        table=table, num_samples=N, presample_factor=2, **proposal(table), **o
+    ),
     "adaptive-importance": lambda table, **o: AdaptiveImportance(
         table=table, counts=counts(table.num_classes), num_samples=N, min_ess=2.0, **o
     ),

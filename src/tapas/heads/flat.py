@@ -288,6 +288,15 @@ def _table_of(num_classes: int | None, dim: int | None, options: dict[str, Any])
     return table
 
 
+def check_shards(table: ClassTable, num_samples: int) -> None:
+    """Raise UsageError if a second pass would keep no class on some of the shards of `table`."""
+    if table.num_shards > num_samples:
+        raise UsageError(
+            f"num_shards is {table.num_shards}, but only num_samples={num_samples} classes are "
+            "kept: some shards would keep none. Raise num_samples to at least one for each shard."
+        )
+
+
 def build_proposal(
     proposal: Proposal | None, counts: SparseCounts | None, num_classes: int
 ) -> Proposal:

@@ -20,10 +20,16 @@ drawn, and pi_k the expected count of the draw. Class k has the weight
 
 (the balance heuristic), with mean 1. The probability to be in the union,
 1 - (1 - p_k)(1 - pi_k), would do as well, but pi_k is exact only for classes that were drawn.
+
+With `presample_factor` r > 1 the drawn classes are a pool of r*n, of which the second pass of TAPAS
+keeps n by priority, with these weights in place of 1 / pi_k: hard classes among those that the
+batch does not cover. It multiplies them by weights of its own with mean 1, so the sum stays
+unbiased. (Not in the paper.)
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -31,11 +37,13 @@ from torch import Tensor
 from tapas.candidates import Candidates, index_of
 from tapas.errors import UsageError
 from tapas.heads.facts import UNIFORM_FIRST, Option, Options, drawn_options
-from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
+from tapas.heads.flat import FlatOptions, SharedSample, build_proposal, check_shards
 from tapas.proposals import Proposal
 from tapas.proposals.squashed import SparseCounts
-from tapas.shapes import check_samples, number
+from tapas.selection import Priority
+from tapas.shapes import check_positive, check_samples, number
 from tapas.tables.ranks import GlobalBatch
+from tapas.tables.second_pass import SecondPass
 
 RATE = Option(
     0.01,
@@ -124,6 +132,8 @@ class MixedSoftmax(InBatchSoftmax):
 
     Args:
         num_samples: n, classes drawn for each batch.
+        presample_factor: r. If above 1, min(r*n, num_classes) classes are drawn and a second pass
+            keeps n of them, as in `TapasSoftmax` with selection="priority".
         counts, proposal: Q, what they are drawn from, as in `SampledSoftmax`.
         rate: as in `InBatchSoftmax`.
         options: `table`, `row_optimizer`, `bias`, `seed` and so on; see `FlatHead`.
@@ -135,6 +145,9 @@ class MixedSoftmax(InBatchSoftmax):
     bibtex = ("yang2020mixed", "yi2019sampling")
     options: ClassVar[Options] = {
         **drawn_options(UNIFORM_FIRST),
+        "presample_factor": Option(
+            1, int, low=1, help="r: if above 1, the n are kept of r*n drawn, as in TAPAS"
+        ),
         "rate": replace(RATE, search=()),
     }
 
@@ -144,6 +157,7 @@ class MixedSoftmax(InBatchSoftmax):
         dim: int | None = None,
         *,
         num_samples: int,
+        presample_factor: int = 1,
         counts: "SparseCounts | None" = None,
         proposal: Proposal | None = None,
         rate: float = 0.01,
@@ -151,24 +165,57 @@ class MixedSoftmax(InBatchSoftmax):
     ):
         super().__init__(num_classes, dim, rate=rate, **options)
         self.num_samples = check_samples(num_samples, self.num_classes)
+        self.presample_factor = check_positive("presample_factor", presample_factor)
+        if presample_factor > 1:
+            check_shards(self.table, num_samples)
         self.proposal = build_proposal(proposal, counts, self.num_classes)
 
+    @classmethod
+    def papers_of(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """The papers of mixed negatives, and those of the second pass if there is one."""
+        second = ("bai2017tapas", "duffield2007priority")
+        return (*cls.bibtex, *second) if options["presample_factor"] > 1 else cls.bibtex
+
+    def papers(self) -> tuple[str, ...]:
+        return self.papers_of({"presample_factor": self.presample_factor})
+
+    @classmethod
+    def rows_per_step(cls, options: Mapping[str, Any], num_classes: int) -> tuple[int, int]:
+        return options["num_samples"] or 1, options["presample_factor"]
+
     def candidates(self, batch: GlobalBatch) -> Candidates:
-        proposal = self.proposal.conditioned_on(batch.context)
-        drawn = proposal.sample(self.num_samples, generator=self._draws())
-        if len(drawn) == self.num_classes:  # every class was drawn
-            return drawn
+        proposal, generator = self.proposal.conditioned_on(batch.context), self._draws()
+        size = min(self.presample_factor * self.num_samples, self.num_classes)
+        pool = proposal.sample(size, generator=generator)
+        if self.num_samples == self.num_classes:  # every class was drawn and is kept
+            return pool
         in_batch = self._distinct(batch)
-        ids = torch.unique(torch.cat([in_batch.cpu(), drawn.ids]))
-        was_in_batch, _ = index_of(ids, in_batch.cpu())
-        was_drawn, _ = index_of(ids, drawn.ids)
-        mean_gap = self._mean_gap_before(ids.to(self.gap.device)).cpu()
-        mean_gap[was_in_batch] = self._mean_gap_now(in_batch).cpu()
-        chance = -torch.expm1(self.num_samples * proposal.log_not_drawn(ids))  # e
-        weight = torch.zeros_like(chance)
-        weight[was_in_batch] = 1.0
-        weight[was_drawn] += chance[was_drawn] / drawn.log_q.double().exp()
-        return Candidates(ids, ((1 / mean_gap + chance) / weight).log().float())
+        gap_in_batch = self._mean_gap_now(in_batch).cpu()
+        in_batch = in_batch.cpu()
+
+        def chances(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Whether `ids` (K,) are in the batch, p + e, and e, all (K,)."""
+            index, found = index_of(in_batch, ids)
+            mean_gap = self._mean_gap_before(ids.to(self.gap.device)).cpu()
+            mean_gap[found] = gap_in_batch[index[found]]
+            drawn = -torch.expm1(size * proposal.log_not_drawn(ids))
+            return found, 1 / mean_gap + drawn, drawn
+
+        _, total, drawn = chances(pool.ids)
+        pool = Candidates(pool.ids, (pool.log_q + (total / drawn).log()).float())
+        kept = self.table.select(pool, self._second_pass(batch, pool, generator))
+        kept = kept.to(torch.device("cpu"))
+        ids = torch.unique(torch.cat([in_batch, kept.ids]))
+        found, total, _ = chances(ids)
+        weight = torch.where(found, 1 / total, 0.0).double()
+        weight[index_of(ids, kept.ids)[0]] += kept.log_q.double().neg().exp()
+        return Candidates(ids, -weight.log().float())
+
+    def _second_pass(
+        self, batch: GlobalBatch, pool: Candidates, generator: torch.Generator
+    ) -> SecondPass | None:
+        """How n classes of `pool` are kept; None if all are."""
+        return SecondPass.draw(batch, pool, self.num_samples, Priority(), 1.0, generator=generator)
 
     def _mean_gap_before(self, ids: Tensor) -> Tensor:
         """(N,) B of `ids` (N,) as of the last step; the number of steps so far if never seen."""
@@ -176,4 +223,7 @@ class MixedSoftmax(InBatchSoftmax):
         return mean_gap.where(mean_gap > 0, mean_gap.new_tensor(self.step + 1))
 
     def extra_repr(self) -> str:
-        return f"num_samples={self.num_samples}, proposal={self.proposal!r}, rate={self.rate:g}"
+        return (
+            f"num_samples={self.num_samples}, presample_factor={self.presample_factor}, "
+            f"proposal={self.proposal!r}, rate={self.rate:g}"
+        )

@@ -23,7 +23,7 @@ from tapas.heads.diagnostics import (
     warn_of_uniform,
 )
 from tapas.heads.facts import BuildContext, Option, Options, drawn_options
-from tapas.heads.flat import FlatOptions, SharedSample, build_proposal
+from tapas.heads.flat import FlatOptions, SharedSample, build_proposal, check_shards
 from tapas.proposals import Proposal
 from tapas.proposals.squashed import SparseCounts
 from tapas.rng import stream
@@ -158,12 +158,7 @@ class TapasSoftmax(SharedSample):
         self.num_samples = check_samples(num_samples, self.num_classes)
         self.presample_factor = check_positive("presample_factor", presample_factor)
         self.schedule, self.selection = as_schedule(temperature), as_selection(selection)
-        if self.table.num_shards > num_samples:
-            raise UsageError(
-                f"num_shards is {self.table.num_shards}, but only num_samples={num_samples} "
-                "classes are kept: some shards would keep none. Raise num_samples to at least "
-                "one for each shard."
-            )
+        check_shards(self.table, num_samples)
         self.proposal = build_proposal(proposal, counts, self.table.num_classes)
         chosen = proposal is not None or counts is not None
         is_exact = num_samples >= self.num_classes

@@ -43,6 +43,9 @@ SHARED = {
     ),
     "in-batch": lambda: settled(InBatchSoftmax),
     "mixed": lambda: settled(MixedSoftmax, num_samples=7, proposal=SKEWED),
+    "mixed, two passes": lambda: settled(
+        MixedSoftmax, num_samples=5, presample_factor=3, proposal=SKEWED
+    ),
 }
 
 

@@ -58,6 +58,30 @@ def test_a_mixed_sample_weighs_each_class_as_the_loops_do():
     assert both > 10
 
 
+def test_a_second_pass_keeps_n_of_the_pool_beside_the_batch_and_prefers_hard_classes():
+    table = random_table()
+    head = MixedSoftmax(table=table, num_samples=N, presample_factor=4, proposal=PROPOSAL, seed=3)
+    query, target = 5 * queries(), torch.full((B, 1), 2)
+    probability = torch.softmax(table.weight @ query.T, dim=0).mean(dim=1)
+    kept, drawn = torch.zeros(C), torch.zeros(C)
+    for step in range(300):
+        head.step = step
+        ids = sample_of(head, query, target).ids
+        assert 2 in ids
+        assert len(ids) in (N, N + 1)  # the target may be in the pool, too
+        kept[ids] += 1
+        drawn[PROPOSAL.sample(4 * N, generator=tapas.rng.stream(3, "draws", step)).ids] += 1
+    hard = probability.topk(3).indices
+    hard = hard[hard != 2]
+    assert float((kept[hard] / drawn[hard]).min()) > 2 * N / (4 * N)
+
+
+def test_shards_that_would_keep_nothing_are_refused():
+    words = "num_shards is 4, but only num_samples=3 classes are kept: some shards would keep none"
+    with pytest.raises(tapas.UsageError, match=words):
+        MixedSoftmax(9, 2, num_samples=3, presample_factor=2, num_shards=4)
+
+
 @pytest.mark.slow
 def test_an_estimate_that_is_still_learning_is_unbiased_too():
     """E[B | class comes] = 1 / p at any rate, long after the start."""
