@@ -28,6 +28,8 @@ ABOUT = {NAME: ("Not a claim of the paper: trials behind what `tapas train` choo
 METRICS = ("ndcg@10", "recall@10", "map@20")
 DECAY = "optimizer.weight_decay"
 TAPAS: dict[str, JSON] = {"head.method": "tapas", "head.num_samples": 1_000, DECAY: 0.0}
+MIXED: dict[str, JSON] = TAPAS | {"head.method": "mixed"}
+HYBRID: dict[str, JSON] = MIXED | {"head.presample_factor": 8}
 FULL: dict[str, JSON] = {"head.method": "full", DECAY: 0.0}
 TRIALS: dict[str, list[dict[str, JSON]]] = {
     "beauty": [
@@ -41,7 +43,25 @@ TRIALS: dict[str, list[dict[str, JSON]]] = {
         TAPAS | {"loop.epochs": 40.0},
         TAPAS | {DECAY: 0.01},
     ],
-    "bert4rec-beauty": [TAPAS, TAPAS | {DECAY: 0.01}],
+    "bert4rec-beauty": [
+        TAPAS,
+        TAPAS | {DECAY: 0.01},
+        TAPAS | {"loop.epochs": 20.0},
+        TAPAS | {"loop.epochs": 20.0, "model.dropout": 0.3},
+        TAPAS | {"head.num_samples": 256},
+        TAPAS | {"head.num_samples": 64},
+        TAPAS | {"head.num_samples": 3_000},
+        TAPAS | {"loop.seed": 1},
+        TAPAS | {"loop.seed": 2},
+        MIXED | {"head.num_samples": 64},
+        MIXED | {"head.num_samples": 256},
+        MIXED,
+        MIXED | {"loop.seed": 1},
+        MIXED | {"loop.seed": 2},
+        HYBRID | {"head.num_samples": 64},
+        HYBRID | {"head.num_samples": 256},
+        HYBRID,
+    ],
 }
 
 
