@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.published.published_rows import ROWS, SESSIONS, USERS
-from experiments.published.runs import DEFAULT, METHODS, NUM_SAMPLES, SOFTMAX, PublishedRun
+from experiments.published.runs import DEFAULT, FULL, METHODS, NUM_SAMPLES, SOFTMAX, PublishedRun
 from experiments.published.sets import SETS, PublishedSet
 from tapas.comparison.ledger import Ledger, Result
 from tapas.page import Block, Command, Heading, Paragraph, Table, as_markdown
@@ -11,7 +11,7 @@ from tapas.page import Block, Command, Heading, Paragraph, Table, as_markdown
 NAME = "published"
 TITLES = {
     DEFAULT: "`tapas train`, nothing else given",
-    "full": "our full softmax alone",
+    FULL: "our full softmax alone",
     "tapas": f"TAPAS alone, n = {NUM_SAMPLES}",
     "sampled": f"sampled softmax alone, n = {NUM_SAMPLES}",
 }
@@ -71,11 +71,14 @@ def set_blocks(mine: PublishedSet, found: dict[str, list[Result]]) -> list[Block
         if method == DEFAULT:
             words = f"{seeds}; same checkpoint"
             if SOFTMAX in results[0]["scores"]:
-                rows.append(_ours("its softmax without counting", results, SOFTMAX, metrics, words))
-            counted = [n for n in results[0]["scores"] if n not in (DEFAULT, SOFTMAX)]
+                what = "full " if results[0]["config"]["head"]["method"] == FULL else ""
+                title = f"its {what}softmax without counting"
+                rows.append(_ours(title, results, SOFTMAX, metrics, words))
+            last = results[-1]  # earlier ones of sessions have no counting
+            counted = [n for n in last["scores"] if n not in (DEFAULT, SOFTMAX)]
             if counted:
-                best = max(counted, key=lambda n: results[0]["scores"][n][metrics[-1]][0])
-                rows.append(_ours(f"counting: {best}", results[:1], best, metrics, "no seed"))
+                best = max(counted, key=lambda n: last["scores"][n][metrics[-1]][0])
+                rows.append(_ours(f"counting: {best}", [last], best, metrics, "no seed"))
     rows.sort(key=lambda row: row[0])
     heading = ["", *map(_short, metrics), "source"]
     tuned = ", tuned on its validation users" if mine.tuned else ""

@@ -11,9 +11,20 @@ from experiments.published.sets import SETS, Sessions
 from experiments.trained_runs import Place, Tables, trained
 from tapas.comparison.ledger import Result, short_key
 from tapas.comparison.settings import source_commit
-from tapas.data.splits import next_items_at, split_log
+from tapas.data.event_log import EventLog
+from tapas.data.splits import Split, next_items_at, split_log
 from tapas.errors import choice
-from tapas.evaluation.baselines import COUNTING, rank_by_counting, title_of
+from tapas.evaluation.baselines import (
+    COUNTING,
+    FAVOURITES,
+    FOLLOWERS,
+    POPULAR,
+    CoOccurrence,
+    MostPopular,
+    UserMostFrequent,
+    rank_by_counting,
+    title_of,
+)
 from tapas.evaluation.evaluate import held_out
 from tapas.evaluation.ranked_lists import ranked_lists
 from tapas.evaluation.scores import LIST_LENGTH, RankedLists, score_together
@@ -21,13 +32,13 @@ from tapas.training.model import SequenceModel
 from tapas.training.run_evaluation import list_options, load_model
 from tapas.training.run_folder import RunFolder
 
-DEFAULT, SOFTMAX = "default", "softmax"
+DEFAULT, SOFTMAX, FULL = "default", "softmax", "full"
 NUM_SAMPLES = 256  # of the sampled methods, as eSASRec's
 HISTORIES_AT_ONCE = 512
 _SOFTMAX_ONLY: dict[str, Any] = {"copy": False, "follow": False}
 METHODS: dict[str, Tables] = {
     DEFAULT: {},
-    "full": {"head": {"method": "full"}, "model": _SOFTMAX_ONLY},
+    FULL: {"head": {"method": "full"}, "model": _SOFTMAX_ONLY},
     "tapas": {
         "head": {"method": "tapas", "num_samples": NUM_SAMPLES},
         "model": _SOFTMAX_ONLY,
@@ -120,32 +131,52 @@ def judge_sessions(
     split = split_log(found.log, found.config.split)
     keys = found.log.item_keys.keys(np.arange(found.log.num_items))
     ids = {key: number for number, key in enumerate(keys)}
+    known = [[ids[item] for item in history if item in ids] for history in histories]
     target = torch.tensor([ids[item] for item in targets])[:, None]
-    reads = found.config.model.reads
-    lists: dict[str, RankedLists] = {DEFAULT: (rank_histories(model, histories, ids, reads), None)}
+    read = [history[-found.config.model.reads :] for history in known]
+    lists: dict[str, RankedLists] = {DEFAULT: (rank_histories(model, read), None)}
     if model.mixture is not None:
         model.mixture = None
-        lists[SOFTMAX] = rank_histories(model, histories, ids, reads), None
+        lists[SOFTMAX] = rank_histories(model, read), None
+        lists |= count_histories(known, found.log, split)
     return scored(lists, target, torch.from_numpy(split.train_counts))
 
 
 @torch.no_grad()
-def rank_histories(
-    model: SequenceModel, histories: Sessions, ids: dict[Any, int], reads: int
-) -> Tensor:
-    """The best 20 items after each history, (P, 20). Items without an id are left out."""
+def rank_histories(model: SequenceModel, histories: Sessions) -> Tensor:
+    """The best 20 items after each history of ids, (P, 20)."""
     found = []
     for first in range(0, len(histories), HISTORIES_AT_ONCE):
-        some = [
-            [ids[item] for item in history if item in ids][-reads:]
-            for history in histories[first : first + HISTORIES_AT_ONCE]
-        ]
+        some = histories[first : first + HISTORIES_AT_ONCE]
         lengths = torch.tensor([len(history) for history in some])
         items = torch.zeros(len(some), int(lengths.max()), dtype=torch.int64)
         for row, history in zip(items, some, strict=True):
             row[: len(history)] = torch.tensor(history)
         found.append(model.predict(items, lengths).topk(LIST_LENGTH)[1])
     return torch.cat(found)
+
+
+def count_histories(histories: Sessions, log: EventLog, split: Split) -> dict[str, RankedLists]:
+    """Lists of each baseline after `histories`, which are not counted: sessions of their own."""
+    flat = np.array([item for history in histories for item in history], dtype=log.items.dtype)
+    ends = np.cumsum([len(history) for history in histories])
+    items = np.concatenate([log.items, flat])
+    offsets = np.concatenate([np.asarray(log.offsets), len(log.items) + ends])
+    begins = offsets[len(log.offsets) - 1 : -1]
+    times = np.concatenate([log.times, np.arange(len(flat))])  # one item a basket
+    arrays = (items, offsets, split.train_counts)
+    train_end = np.concatenate([split.train_end, begins])
+    rankers = {
+        POPULAR: MostPopular(*arrays),
+        FAVOURITES: UserMostFrequent(*arrays),
+        FOLLOWERS: CoOccurrence(*arrays, times=times, train_end=train_end),
+    }
+    users = np.arange(len(log.offsets) - 1, len(offsets) - 1)
+    found: dict[str, RankedLists] = {}
+    for name, ranker in rankers.items():
+        ranked = ranker.rank(users, offsets[users + 1], LIST_LENGTH)
+        found[title_of(name)] = torch.from_numpy(ranked), None
+    return found
 
 
 def scored(lists: dict[str, RankedLists], target: Tensor, counts: Tensor) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class PublishedSet:
     file: str  # below the folder of the repositories
     read: Callable[[Path], Sessions]
     test_file: str | None = None  # of pairs of a history and its next item, if it has its own
+    few_items: bool = False  # so that `tapas train` takes a full softmax by itself
     tuned: bool = False  # whether settings were chosen with its validation users in sight
 
     @property
@@ -137,15 +138,15 @@ SETS = {
     for found in (
         PublishedSet(
             name="beauty", title="Amazon Beauty", file="ICLRec/data/Beauty.txt",
-            read=read_lines, tuned=True,
+            read=read_lines, few_items=True, tuned=True,
         ),
         PublishedSet(
             name="sports", title="Amazon Sports and Outdoors",
-            file="ICLRec/data/Sports_and_Outdoors.txt", read=read_lines,
+            file="ICLRec/data/Sports_and_Outdoors.txt", read=read_lines, few_items=True,
         ),
         PublishedSet(
             name="toys", title="Amazon Toys and Games",
-            file="ICLRec/data/Toys_and_Games.txt", read=read_lines,
+            file="ICLRec/data/Toys_and_Games.txt", read=read_lines, few_items=True,
         ),
         PublishedSet(name="yelp", title="Yelp", file="ICLRec/data/Yelp.txt", read=read_lines),
         PublishedSet(

@@ -3,17 +3,21 @@
 import pickle
 import random
 
+import numpy as np
 import polars
 import pytest
 from oracle.command_line import invoke_experiment, last_line
 
 from experiments.published.page import page
 from experiments.published.published_rows import ROWS
-from experiments.published.runs import DEFAULT, SOFTMAX, PublishedRun, execute
+from experiments.published.runs import DEFAULT, SOFTMAX, PublishedRun, count_histories, execute
 from experiments.published.sets import SETS, find_sets, read_pickle
 from experiments.trained_runs import Place, run_study
 from tapas import DataError, UsageError
 from tapas.comparison.ledger import Ledger
+from tapas.data.prepare import prepare_log
+from tapas.data.source import LogSource
+from tapas.data.splits import SplitConfig, split_log
 
 TINY = ("bert4rec-beauty", "tmall")
 
@@ -93,13 +97,30 @@ def test_a_run_is_judged_with_and_without_counting(name, data, tmp_path):
     result = execute(run, place)
     assert result["scores"][DEFAULT]["recall@10"][0] > 0.9
     assert SOFTMAX in result["scores"]
+    assert result["scores"]["co-occurrence"]["recall@10"][0] > 0.9
     assert result["points"] == (240 if name != "tmall" else 4)
     ledger = Ledger(tmp_path / "results.jsonl")
     ledger.add(result)
     shown = page(ledger, 1, (0,))
     assert SETS[name].title in shown
     assert all(row.model in shown for row in ROWS[name])
-    assert "its softmax without counting" in shown
+    assert "softmax without counting" in shown
+    assert "counting: co-occurrence" in shown
+
+
+def test_counting_reads_a_session_of_the_test_file_and_does_not_count_it(data, tmp_path):
+    source = LogSource(files=(str(SETS["tmall"].log(data, tmp_path / "sets")),))
+    log = prepare_log(source, tmp_path / "cache")
+    split = split_log(log, SplitConfig(kind="group", validation=0.05, test=0.0))
+    ids = {key: number for number, key in enumerate(log.item_keys.keys(np.arange(30)))}
+    histories = [[ids[3], ids[9], ids[3]], [ids[30]]]
+    counted = count_histories(histories, log, split)
+    found = {name: lists.tolist() for name, (lists, _) in counted.items()}
+    assert found["own most frequent"][0][:2] == [ids[3], ids[9]]
+    assert found["own most frequent"][1][0] == ids[30]
+    assert set(found["co-occurrence"][0][:5]) == {ids[n] for n in (4, 5, 6, 7, 8)}
+    assert set(found["co-occurrence"][1][:5]) == {ids[n] for n in (1, 2, 3, 4, 5)}
+    assert found["most popular"][0] == found["most popular"][1]
 
 
 def test_methods_other_than_the_default_are_a_softmax_alone(data, tmp_path, monkeypatch):
