@@ -7,8 +7,10 @@ settings with 256 negatives), RecTools' EASE, implicit's ALS and item-kNN, on Am
 has a clone of salesforce/ICLRec) and on the groceries of `tapas demo`. Each gets the events before
 the cut and 60, 300 and 900 seconds, its reading included, on an otherwise idle machine; those that
 are done sooner count from then on. Ours holds out a part of these events to choose its checkpoint.
-Lists of 20 are made afterwards and judged by `tapas evaluate`. What is finished is kept in
-.bench-recommenders/, so that the command can be stopped and continued.
+RecTools trains once, with a constant rate, and its lists are those of its weights at these times;
+ours trains three times, because its rates fall to 0 in the time that it is given. Lists of 20 are
+made afterwards and judged by `tapas evaluate`. What is finished is kept in .bench-recommenders/, so
+that the command can be stopped and continued.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from typing import Any
 
 from measuring import Target, quick, write_record
 from peers.environment import RECOMMENDERS, ROOT, LeftOutError, last_line
+from recommenders_figure import OURS, ready
 
 from experiments.published.sets import SETS
 from tapas.atomic_file import atomic_write
@@ -30,7 +33,6 @@ from tapas.comparison.settings import source_commit
 
 SECONDS = (60, 300, 900)
 QUICK_SECONDS = (30,)
-OURS = "tapas train"
 TIMED = {"RecTools SASRec": "sasrec", "RecTools SASRec, 256 negatives": "sasrec-sampled"}
 UNTIMED = {"RecTools EASE": "ease", "implicit ALS": "als", "implicit item-kNN": "knn"}
 METRICS = ("ndcg@10", "ndcg@20", "map@20", "recall@20")
@@ -96,10 +98,9 @@ class Race:
         if not known.exists():
             tapas("evaluate", self.run_of(times[0]), "--points", known)
         for name, kind in TIMED.items():
-            for seconds in times:
-                self.peer(name, kind, seconds, times[0])
+            self.peer(name, kind, times, times[0])
         for name, kind in UNTIMED.items():
-            self.peer(name, kind, times[-1], times[0])
+            self.peer(name, kind, times[-1:], times[0])
         return self.results
 
     def run_of(self, seconds: int) -> Path:
@@ -116,36 +117,41 @@ class Race:
         for name in found["lead"]:
             self.keep(f"counting: {name}|0", 0, found["scores"][name], None)
 
-    def peer(self, name: str, kind: str, seconds: int, first: int) -> None:
-        key = f"{name}|{seconds}"
-        if key in self.results:
+    def peer(self, name: str, kind: str, times: tuple[int, ...], first: int) -> None:
+        """Train one of the others, and judge its lists after each of `times`."""
+        if all(f"{name}|{seconds}" in self.results for seconds in times):
             return
-        lists = self.folder / f"{kind}-{seconds}.parquet"
-        lists.unlink(missing_ok=True)
         command = [
             RECOMMENDERS.python(), ROOT / "benchmarks" / "peers" / "recommenders.py",
-            kind, self.folder / "known.parquet", lists, seconds,
+            kind, self.folder / "known.parquet", self.folder, ",".join(map(str, times)),
             "keep" if self.log.keep_seen else "leave-out",
         ]  # fmt: skip
+        limit = TOO_LONG * times[-1] + 600
         try:
             done = subprocess.run(
-                [*map(str, command)], capture_output=True, text=True, check=False,
-                timeout=TOO_LONG * seconds + 600,
-            )  # fmt: skip
+                [*map(str, command)], capture_output=True, text=True, check=False, timeout=limit
+            )
         except subprocess.TimeoutExpired:
-            self.skip(key, seconds, f"not done after {TOO_LONG * seconds + 600} s")
+            self.skip(name, times, f"not done after {limit} s")
+            return
+        if done.returncode < 0:
+            self.skip(name, times, f"ended by signal {-done.returncode}, probably out of memory")
             return
         if done.returncode:
-            self.skip(key, seconds, last_line(done.stderr))
+            self.skip(name, times, last_line(done.stderr))
             return
         told = json.loads(last_line(done.stdout))
-        found = json.loads(
-            tapas("evaluate", self.run_of(first), "--against", lists, "--all", "--json")
-        )
-        self.keep(key, seconds, found["scores"][str(lists)], told)
+        for seconds in times:
+            lists = self.folder / f"{kind}-{seconds}.parquet"
+            found = json.loads(
+                tapas("evaluate", self.run_of(first), "--against", lists, "--all", "--json")
+            )
+            scores = found["scores"][str(lists)]
+            self.keep(f"{name}|{seconds}", seconds, scores, told[str(seconds)])
 
-    def skip(self, key: str, seconds: int, why: str) -> None:
-        self._write(key, {"seconds": seconds, "left_out": why})
+    def skip(self, name: str, times: tuple[int, ...], why: str) -> None:
+        for seconds in times:
+            self._write(f"{name}|{seconds}", {"seconds": seconds, "left_out": why})
 
     def keep(self, key: str, seconds: int, scores: Any, told: Any) -> None:
         metrics = {name: scores["metrics"][name] for name in METRICS}
@@ -181,15 +187,6 @@ def targets(log: Log, results: dict[str, Any], times: tuple[int, ...]) -> list[T
     return found
 
 
-def ready(result: dict[str, Any]) -> float:
-    """After how many seconds of its own a contender was done; a few more are forgiven."""
-    told = result["told"]
-    if told is None:
-        return float(result["seconds"])
-    fitted = float(told["fit_seconds"])
-    return float(result["seconds"]) if told["epochs"] is not None else fitted
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
@@ -200,11 +197,13 @@ def main() -> None:
         RECOMMENDERS.python()
     except LeftOutError as error:
         raise SystemExit(str(error)) from None
-    results, found = {}, list[Target]()
+    results, metrics, found = {}, {}, list[Target]()
     for log in logs(options.data):
         results[log.name] = Race(log).run(times)
+        metrics[log.name] = log.metric
         found += targets(log, results[log.name], times)
-    write_record("recommenders", {"seconds": times}, results, targets=found)
+    settings = {"seconds": times, "metrics": metrics}
+    write_record("recommenders", settings, results, targets=found)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 import sections
 from growth_figures import draw_growth
 from measuring import RECORDS, Target, two_digits
+from recommenders_figure import draw_recommenders
 from sections import Record, duration, table
 from surface_figure import draw_surface
 
@@ -292,7 +293,12 @@ def far_beyond(record: Record) -> str:
 def write_page(records_folder: Path, folder: Path) -> None:
     """`folder`/README.md and `folder`/figures/."""
     records = newest_records(records_folder)
-    for theme, draw in {"growth": draw_growth, "surface": draw_surface}.items():
+    figures = {
+        "growth": draw_growth,
+        "surface": draw_surface,
+        "recommenders": draw_recommenders,
+    }
+    for theme, draw in figures.items():
         if theme in records:
             (folder / "figures").mkdir(exist_ok=True)
             for name, png in draw(records[theme]).items():

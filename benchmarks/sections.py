@@ -60,8 +60,8 @@ def peers(record: Record) -> str:
 
 
 def recommenders(record: Record) -> str:
-    """A table for each log: quality after each time."""
-    parts = []
+    """A figure, and a table for each log: quality after each time."""
+    parts = ["![Quality against seconds of training](figures/recommenders.png)"]
     for log, found in record["results"].items():
         rows = []
         for key, each in found.items():

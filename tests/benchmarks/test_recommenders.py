@@ -28,3 +28,22 @@ def test_a_contender_counts_from_when_it_is_done(bench):
     assert long.measure == "groceries, 300 s: map@20 against RecTools EASE"
     assert long.reading == pytest.approx(0.75)
     assert not long.met
+
+
+def test_the_figure_and_the_table_show_who_was_done_and_who_was_left_out(load):
+    settings = {"seconds": [60, 300], "metrics": {"groceries": "map@20"}}
+    both = {"map@20": {"mean": 0.2}, "ndcg@10": {"mean": 0.1}}
+    results = {
+        "tapas train|60": {"seconds": 60, "metrics": both, "told": None},
+        "tapas train|300": {"seconds": 300, "metrics": both, "told": None},
+        "counting: most popular|0": {"seconds": 0, "metrics": both, "told": None},
+        "implicit ALS|300": {"seconds": 300, "metrics": both,
+                             "told": {"fit_seconds": 2.4, "epochs": None}},
+        "RecTools EASE|300": {"seconds": 300, "left_out": "ended by signal 9"},
+    }  # fmt: skip
+    record = {"results": {"groceries": results}, "settings": settings}
+    (png,) = load("recommenders_figure").draw_recommenders(record).values()
+    assert png.startswith(b"\x89PNG")
+    section = load("sections").recommenders(record)
+    assert "| implicit ALS | 2 s | 0.1000 | 0.2000 |" in section
+    assert "| RecTools EASE | 300 s | ended by signal 9 |  |" in section
