@@ -15,9 +15,9 @@ def search_page(plan: SearchPlan, trials: Sequence[Trial], winner: int | None = 
     blocks: list[Block] = [
         Paragraph(
             f"{counted(len(plan.candidates), 'candidate')} in {counted(plan.num_rounds, 'round')}: "
-            "the better half of each round is tried again, for twice as long. MAP@20 is that of "
-            "the validation users. The number of users limits how small a difference means "
-            "anything."
+            "the better half of each round is tried again, for twice as long, and so is what was "
+            "chosen from the log. MAP@20 is that of the validation users. The number of users "
+            "limits how small a difference means anything."
         )
     ]
     if winner is not None:

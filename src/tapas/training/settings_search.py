@@ -4,7 +4,8 @@
     t = SEARCH_SHARE * seconds / (N * rounds)
 
 (Jamieson and Talwalkar 2016: successive halving.) The first candidate is what was chosen from the
-log; the others change some of it at random. The rest of the time trains the winner.
+log and is in every round, to be compared with after the same time; the others change some of it at
+random. The rest of the time trains the winner.
 """
 
 import math
@@ -143,11 +144,16 @@ def _short(value: JSON) -> str:
 
 
 def in_round(plan: SearchPlan, trials: Sequence[Trial], number: int) -> list[int]:
-    """The candidates of round `number`: all of them, or the better half of the round before."""
+    """The candidates of round `number`: all of them, or the better half of the round before.
+
+    The first candidate takes the last place of the half if it is not in it.
+    """
     if number == 1:
         return list(range(len(plan.candidates)))
-    before = _ranked([trial for trial in trials if trial.round == number - 1])
-    return before[: max(1, len(before) // 2)]
+    before = [trial for trial in trials if trial.round == number - 1]
+    half = _ranked(before)[: max(1, len(before) // 2)]
+    trained = any(trial.candidate == 0 and trial.score is not None for trial in before)
+    return [*half[:-1], 0] if trained and 0 not in half else half
 
 
 def best_candidate(plan: SearchPlan, trials: Sequence[Trial]) -> int:

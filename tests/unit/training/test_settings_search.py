@@ -97,6 +97,13 @@ def test_the_best_wins_if_trials_do_not_err(order):
     assert best_candidate(found, trials) == order.index(7)
 
 
+def test_what_was_chosen_from_the_log_is_in_every_round():
+    found = plan(8)
+    trials = simulated(found, [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+    assert [in_round(found, trials, number) for number in (2, 3)] == [[7, 6, 5, 0], [7, 0]]
+    assert best_candidate(found, trials) == 7
+
+
 def test_what_could_not_be_trained_loses_and_ties_go_to_the_first():
     found = plan(4)
     trials = simulated(found, [None, 0.2, 0.0, 0.2])
@@ -118,7 +125,7 @@ def test_settings_in_words():
 
 def test_the_page_has_the_last_round_first_and_the_best_of_it_on_top():
     found = plan(4)
-    trials = [*simulated(found, [0.1, 0.3, 0.2, 0.05])[:-1], Trial(2, 2, 14.0, 9, None, "<b>")]
+    trials = [*simulated(found, [0.1, 0.3, 0.2, 0.05])[:-1], Trial(2, 0, 14.0, 9, None, "<b>")]
     page = search_page(found, trials, 1)
     order = ["Chosen: model.dim = 1.", "Round 2: 14 s each", "0.3000", "&lt;b&gt;", "Round 1: 7 s"]
     places = [page.index(words) for words in order]
