@@ -69,7 +69,7 @@ BAD = [
     (
         {"head": {"method": "nce", "presample_factor": 4}},
         "head.presample_factor is not an option of the method 'nce', but of dynamic-negatives, "
-        "tapas. Leave it out.",
+        "mixed, tapas. Leave it out.",
     ),
     (
         {"head": {"method": "nce", "proposal": "bigram"}, "service": {"servers": 2}},
