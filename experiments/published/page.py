@@ -91,9 +91,6 @@ def set_blocks(mine: PublishedSet, found: dict[str, list[Result]]) -> list[Block
             f" `tapas train` chose {head['method']}, {default[0]['config']['model']['dim']} "
             f"dimensions, {default[0]['steps']:,} steps."
         )
-        seconds = sorted(each["seconds"] for each in default if each["seconds"] is not None)
-        if seconds:
-            what += f" One thread, beside another run: {seconds[-1] / 60:.0f} minutes at most."
     return [Heading(mine.title), Paragraph(what), Table(heading, [row for _, row in rows])]
 
 

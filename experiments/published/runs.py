@@ -91,7 +91,7 @@ def execute(run: PublishedRun, place: Place) -> Result:
         "run": asdict(run),
         "commit": source_commit(),
         "torch": torch.__version__,
-        "seconds": seconds,  # of one thread, beside other runs
+        "seconds": seconds,  # beside whatever else the machine did: no measurement
         "steps": found.config.loop.steps,
         "best_step": step,
         "config": {
