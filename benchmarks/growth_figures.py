@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from measuring import two_digits
 
+from tapas.charts import spread
 from tapas.comparison.figure_style import (
     COLOURS,
     INK,
@@ -16,7 +17,6 @@ from tapas.comparison.figure_style import (
     as_png,
     blank_figure,
     plain,
-    spread,
 )
 
 COLOUR = {

@@ -38,6 +38,7 @@ LAYERS = [
         "extras",
         "json_toml",
         "native",
+        "charts",
         "page",
     },
     {"proposals", "selection", "losses", "metrics", "encoders", "data"},
@@ -46,7 +47,7 @@ LAYERS = [
     {"mixture"},
     {"heads", "distributed", "checkpoints", "evaluation", "retrieval"},  # strangers to each other
     {"training"},
-    {"servers", "comparison"},
+    {"servers", "comparison", "web"},
     {"cli"},
 ]
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
@@ -55,6 +56,10 @@ ONLY_IN = {  # library: the folders that may import it
     "rich": {"cli"},
     "matplotlib": {"comparison"},
     "ray": {"servers"},
+    "starlette": {"web"},
+    "uvicorn": {"web"},
+    "msgspec": {"web"},
+    "prometheus_client": {"web"},
     "polars": {"data", "comparison"},
 }
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.name[0] != "_")

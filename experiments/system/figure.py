@@ -7,6 +7,7 @@ from experiments.quick import quick_figure
 from experiments.synthetic.experiment import Cell, sampled
 from experiments.system.config import MORE, RULES
 from experiments.system.results import SystemResults, paper_rates, spread
+from tapas.charts import spread as place_apart
 from tapas.comparison.figure_style import (
     COLOURS,
     FAINT,
@@ -16,7 +17,6 @@ from tapas.comparison.figure_style import (
     blank_figure,
     plain,
 )
-from tapas.comparison.figure_style import spread as place_apart
 from tapas.evaluation.intervals import student_interval
 from tapas.phrases import counted
 

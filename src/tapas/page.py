@@ -4,30 +4,34 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from types import MappingProxyType
 
+from tapas.charts import STYLE as CHART_STYLE
 from tapas.escapes import inline_markdown, markdown, printable
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #333; --faint: #6b6b6b; --line: #e5e5e5;
         --box: #f6f6f6; --rule: #faf6f7; --hit: #b5224f; --shade: rgba(0, 0, 0, .22) }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   :root { --page: #16181c; --text: #dcdcdc; --faint: #9a9a9a; --line: #33363c; --box: #212429;
           --rule: #2a2025; --hit: #f0739a; --shade: rgba(255, 255, 255, .25) }
 }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
        max-width: 66rem; margin: 2rem auto; padding: 0 1rem }
 h1, h2 { line-height: 1.2 } h2 { margin-top: 2.5rem }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid var(--line) }
 th { vertical-align: bottom } td { white-space: nowrap }
 th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal;
                                  min-width: 9rem }
-.wide { overflow-x: auto; font-size: .9em; background:
+.wide { overflow-x: auto; margin: 1rem 0; font-size: .9em; background:
     linear-gradient(to right, var(--page) 30%, transparent) left / 3rem 100%,
     linear-gradient(to left, var(--page) 30%, transparent) right / 3rem 100%,
     linear-gradient(to right, var(--shade), transparent) left / .8rem 100%,
     linear-gradient(to left, var(--shade), transparent) right / .8rem 100%;
   background-repeat: no-repeat; background-attachment: local, local, scroll, scroll }
+.words th, .words td { text-align: left; white-space: normal; vertical-align: top;
+                       overflow-wrap: break-word }
 .lists { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: 1rem }
 .lists ol { padding-left: 1.8rem; margin: .3rem 0 } .lists .note { margin: .3rem 0 }
 .hit { font-weight: 600; color: var(--hit) } .note { color: var(--faint); font-size: .9em }
@@ -44,6 +48,11 @@ pre { background: var(--box); padding: .6rem 1rem; white-space: pre-wrap;
 @media (max-width: 40rem) {
   .wide { font-size: .75em } th, td { padding: .3rem .25rem } td { white-space: normal }
   th:first-child, td:first-child { min-width: 5rem }
+}
+@media print {
+  :root { color-scheme: light } body { font-size: 11pt; margin: 0 auto }
+  h2, figcaption { break-after: avoid }
+  tr, pre, .rule { break-inside: avoid } .swipe { display: none }
 }
 """
 
@@ -63,17 +72,18 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The command line that made the report."""
+    """A command line, such as the one that made the report."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Every row has as many cells as the heading."""
+    """Every row has as many cells as the heading; `words` are aligned to the left."""
 
     heading: Sequence[str]
     rows: Sequence[Sequence[str]]
+    words: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,18 @@ class Picture:
 
     name: str
     text: str  # the alternative text
+
+
+@dataclass(frozen=True, slots=True)
+class Charts:
+    """Charts of `tapas.charts` side by side, each under its title, with a `note` below.
+
+    Markdown has `picture` instead, which has its own note.
+    """
+
+    svgs: Mapping[str, str]
+    note: str = ""
+    picture: Picture | None = None
 
 
 class Marked(str):
@@ -100,7 +122,7 @@ class Lists:
     lists: Mapping[str, Sequence[str]]
 
 
-Block = Heading | Paragraph | Command | Table | Picture | Lists
+Block = Heading | Paragraph | Command | Table | Picture | Charts | Lists
 
 
 def as_markdown(title: str, blocks: Sequence[Block]) -> str:
@@ -114,11 +136,16 @@ def as_markdown(title: str, blocks: Sequence[Block]) -> str:
                 texts.append(f"> {markdown(text)}" if kind == "rule" else markdown(text))
             case Command(text):
                 texts.append(f"```console\n$ {printable(text)}\n```")
-            case Table(heading, rows):
+            case Table(heading, rows, words):
                 lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in (heading, *rows)]
-                lines.insert(1, "|---" + "|---:" * (len(heading) - 1) + "|")
+                other = "|---" if words else "|---:"
+                lines.insert(1, "|---" + other * (len(heading) - 1) + "|")
                 texts.append("\n".join(lines))
             case Picture(name, text):
+                texts.append(f"![{inline_markdown(text)}]({name})")
+            case Charts(svgs, picture=None):
+                raise ValueError(f"no picture for Markdown in place of {', '.join(svgs)}.")
+            case Charts(picture=Picture(name, text)):
                 texts.append(f"![{inline_markdown(text)}]({name})")
             case Lists(name, lists):
                 texts.append(f"### {markdown(name)}")
@@ -127,12 +154,14 @@ def as_markdown(title: str, blocks: Sequence[Block]) -> str:
     return "\n\n".join(texts) + "\n"
 
 
-def as_html(title: str, blocks: Sequence[Block], pictures: Mapping[str, bytes]) -> str:
+def as_html(
+    title: str, blocks: Sequence[Block], pictures: Mapping[str, bytes] = MappingProxyType({})
+) -> str:
     """One page that contains its pictures; light or dark as the reader's system is."""
     texts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>{_html(title)}</title><style>{STYLE}</style>",
+        f"<title>{_html(title)}</title><style>{STYLE}{CHART_STYLE}</style>",
         f"<h1>{_html(title)}</h1>",
     ]
     for block in blocks:
@@ -143,13 +172,21 @@ def as_html(title: str, blocks: Sequence[Block], pictures: Mapping[str, bytes]) 
                 texts.append(f"<p class='{kind}'>{_html(text)}</p>" if kind else _p(text))
             case Command(text):
                 texts.append(f"<pre>$ {_html(text)}</pre>")
-            case Table(heading, rows):
-                texts.append(f"<div class='wide'>{_table(heading, rows)}</div>")
+            case Table(heading, rows, words):
+                kind = "wide words" if words else "wide"
+                texts.append(f"<div class='{kind}'>{_table(heading, rows)}</div>")
             case Picture(name, text):
                 image = base64.b64encode(pictures[name]).decode()
                 source = f"data:image/png;base64,{image}"
                 texts.append("<p class='note swipe'>The figure scrolls sideways.</p>")
                 texts.append(f"<div class='card'><img alt='{_html(text)}' src='{source}'></div>")
+            case Charts(svgs, note):
+                figures = (
+                    f"<figure><figcaption>{_html(name)}</figcaption>{svg}</figure>"
+                    for name, svg in svgs.items()
+                )
+                texts.append(f"<div class='charts'>{''.join(figures)}</div>")
+                texts += [f"<p class='note'>{_html(note)}</p>"] * bool(note)
             case Lists(name, lists):
                 columns = "".join(_list(title, items) for title, items in lists.items())
                 texts.append(f"<h3>{_html(name)}</h3><div class='lists'>{columns}</div>")
@@ -175,11 +212,12 @@ def _cell(text: str) -> str:
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_html(cell)}</th>" for cell in heading)
+    head = "".join(f"<th>{_html(cell)}</th>" for cell in heading) if any(heading) else ""
     body = "\n".join(
         "<tr>" + "".join(f"<td>{_html(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+    top = f"<thead><tr>{head}</tr></thead>\n" if head else ""
+    return f"<table>{top}<tbody>{body}</tbody></table>"
 
 
 def _list(title: str, items: Sequence[str]) -> str:

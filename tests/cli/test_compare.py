@@ -58,7 +58,8 @@ def test_a_table_a_recommendation_and_a_report(compared):
         done.stderr
     )
     page = (folder / "compare" / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 1
+    assert page.count("<svg class='chart'") == 2
+    assert "<img" not in page
     assert "the true distribution" in page
 
 

@@ -108,7 +108,7 @@ def test_ctrl_c_leaves_nothing_while_reading_and_later_says_how_to_continue(at, 
     assert names(at) == ["cache", "log.parquet"]
     assert names(at / "cache") == []
     with monkeypatch.context() as patch:
-        patch.setattr(session, "Journal", interrupted)  # before the first step
+        patch.setattr(session, "opened_trainer", interrupted)  # before the first step
         done = invoke(*train)
     assert last_line(done, 130) == "stopped by Ctrl-C."
     assert done.stderr.splitlines()[-2] == "Continue with `tapas train --resume out`."

@@ -115,18 +115,21 @@ def test_train_leaves_a_run_and_says_how_it_went(training, run):
     assert re.search(r"^step 8 of .* MAP@20 0\.\d{4} \(best\) · \d+ s left$", output, re.M)
     assert "Chosen: loop.exclude_seen = true: 0.0 % of events repeat an item " in output
     assert output.endswith(
-        "Next: `tapas evaluate run`, `tapas recommend run --user ...`.\n"
+        "Report: run/report.html\nNext: `tapas evaluate run`, `tapas recommend run --user ...`.\n"
         "To learn from the held-out events, too: `tapas train --like run --out run-whole`.\n"
     )
     assert sorted(path.name for path in run.iterdir()) == [
-        "checkpoints", "config.toml", "journal.jsonl", "log", "run.json", "tensorboard"
+        "checkpoints", "config.toml", "journal.jsonl", "log", "report.html", "run.json",
+        "tensorboard",
     ]  # fmt: skip
 
 
 def test_evaluate_shows_the_model_next_to_the_baselines(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     done = invoke("evaluate", run)
-    assert stderr_of(done).startswith(("Next: tapas recommend ", "Try: tapas "))
+    report, after = stderr_of(done).splitlines()[:2]
+    assert report == f"Report: {run / 'report.html'}"
+    assert after.startswith(("Next: tapas recommend ", "Try: tapas "))
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     text = " ".join(done.stdout.split())
@@ -161,7 +164,9 @@ def test_evaluate_shows_all_metrics_when_asked(run, monkeypatch):
     assert done.stdout.startswith("1 user is too few to say who is better: at least 10 are needed.")
     for word in ("inf", "nan", "±", "significant"):
         assert word not in done.stdout, "one user has no interval"
-    assert done.stderr == "", "a sample that is too small is no reason to train again"
+    assert done.stderr == f"Report: {run / 'report.html'}\n", (
+        "a sample that is too small says no more"
+    )
 
 
 def test_evaluate_in_json_has_every_number_and_the_model_has_learned(folder, run):

@@ -85,7 +85,7 @@ def test_a_time_that_is_short_for_a_full_softmax_is_for_sampling_if_that_is_fast
 ):
     monkeypatch.setattr("tapas.training.recipe.FEW_EPOCHS", 1e9)
     monkeypatch.setattr("tapas.training.run.FASTER", faster)
-    done = invoke("train", log, "--out", "run", *CACHE, "--minutes", 0.05, "--dim", 4)
+    done = invoke("train", log, "--out", "run", *CACHE, "--minutes", 0.15, "--dim", 4)
     assert done.returncode == 0, done.stderr
     assert "Chosen: head.method = full: 60 items" in done.stderr
     words = "Chosen: head.method = tapas: in this time a full softmax would see"

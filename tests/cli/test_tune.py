@@ -67,7 +67,8 @@ def test_a_kill_after_the_winner_is_written_changes_nothing(log, at, monkeypatch
         stopped, made = search(at, log, patch, lambda candidate: [0.1, 0.2][candidate])
     assert stopped.returncode == 130
     assert made == [0, 1]
-    changes = json.loads(read_journal(at / "run" / "journal.jsonl")[0]["candidates"])[1]
+    plan = next(e for e in read_journal(at / "run" / "journal.jsonl") if e["event"] == "search")
+    changes = json.loads(plan["candidates"])[1]
     before = open_run(at / "run").config
     refused = invoke("train", "--resume", "run", "--servers", 2)
     assert last_line(refused) == (

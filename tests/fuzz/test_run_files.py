@@ -22,7 +22,7 @@ CHECKED = [*JSON, "restore.json", "config.toml", *ARRAYS, *KEYS, *TENSORS]
 
 
 def test_all_files_of_a_run_are_here(run):
-    assert {*CHECKED, "journal.jsonl"} == {*run.names()}
+    assert {*CHECKED, "journal.jsonl", "report.html"} == {*run.names()}
     assert outcome(lambda: verdicts(run.path)) == {"whole"}
 
 

@@ -21,7 +21,7 @@ from tapas.cli.main import app
 from tapas.data.event_log import EventLog
 from tapas.data.prepare import prepare_log
 from tapas.data.source import LogSource
-from tapas.training.journal import read_journal
+from tapas.training.journal import END, SETTING, read_journal
 
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS")},
@@ -138,8 +138,9 @@ def last_line(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
 
 
 def untimed_journal(run: Path) -> list[dict[str, Any]]:
-    """The journal of a run without the times of day, which no two runs share."""
+    """The journal of a run without what depends on the time of day or on how it was started."""
     lines = read_journal(run / "journal.jsonl")
+    lines = [line for line in lines if line["event"] not in (SETTING, END)]
     return [{name: value for name, value in line.items() if name != "time"} for line in lines]
 
 

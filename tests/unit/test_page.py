@@ -4,8 +4,11 @@ import base64
 import re
 from html import unescape
 
+import pytest
+
 from tapas.escapes import shell_join
 from tapas.page import (
+    Charts,
     Command,
     Heading,
     Lists,
@@ -27,6 +30,26 @@ PARTS = [
     Paragraph("j", "note"),
     Lists("k <b>", {"l <i>": ["m", Marked("n <u>")]}),
 ]
+
+
+def test_charts_are_inside_of_html_and_markdown_shows_a_picture():
+    svgs = {"a <b>": "<svg></svg>"}
+    page = as_html("T", [Charts(svgs)])
+    assert "<figure><figcaption>a &lt;b&gt;</figcaption><svg></svg></figure>" in page
+    with pytest.raises(ValueError, match=r"no picture for Markdown in place of a <b>\."):
+        as_markdown("T", [Charts(svgs)])
+    both = Charts(svgs, "small print", Picture("p.png", "words"))
+    assert as_markdown("T", [both]) == "# T\n\n![words](p.png)\n"
+    assert as_html("T", [both]) == page.replace(
+        "</figure></div>", "</figure></div>\n<p class='note'>small print</p>"
+    )
+
+
+def test_a_table_of_words_is_aligned_to_the_left_and_needs_no_heading():
+    table = Table(("", ""), [("a", "b")], words=True)
+    assert as_markdown("T", [table]).endswith("|  |  |\n|---|---|\n| a | b |\n")
+    page = as_html("T", [table])
+    assert "<div class='wide words'><table><tbody>" in page
 
 
 def test_the_complete_markdown():

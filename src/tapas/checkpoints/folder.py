@@ -205,14 +205,17 @@ class CheckpointFolder:
         device: str | torch.device = "cpu",
         ranks: Ranks = ONE_PROCESS,
         everything: bool = True,
+        to_train: bool = True,
     ) -> Checkpoint:
         """Load the checkpoint of `step`, by default the newest, and verify its checksums.
 
         Any number of processes may have saved it. For tables in `ranges`, such as
         "model.head.table", only these rows are loaded, for others all rows, by id. With several
         `ranks` all of them must call this; they share the work of verifying. Unless `everything`
-        is to be verified, only some blocks of files above 64 MB are. Raises DataError if a file
-        is damaged, UsageError if there is no such checkpoint.
+        is to be verified, only some blocks of files above 64 MB are. Unless it is `to_train`, the
+        state of row optimizers is not read, and rows on the CPU that are in one file, in order of
+        their ids, are memory-mapped. Raises DataError if a file is damaged, UsageError if there
+        is no such checkpoint.
         """
         with ranks.share_errors():
             step, folder = self.find(step)
@@ -232,7 +235,7 @@ class CheckpointFolder:
                 other = self._other_than(step) if ranks.rank == 0 else None
                 raise DataError(f"{words} {ranks.gather_json('offer another', other)[0]}")
         tensors = read_dense(folder, device)
-        tensors |= read_rows(folder, record, ranges or {}, device=device)
+        tensors |= read_rows(folder, record, ranges or {}, device=device, to_train=to_train)
         return _checkpoint(step, folder, record, tensors)
 
     def load_rows(

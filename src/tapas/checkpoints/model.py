@@ -112,14 +112,21 @@ def read_checkpoint(
     ranks: Ranks,
     *,
     everything: bool = True,
+    to_train: bool = True,
 ) -> Checkpoint:
-    """Load what this rank needs of the checkpoint of `step`, by default the newest."""
+    """Load what this rank needs of the checkpoint of `step`, by default the newest.
+
+    Unless it is `to_train`, the state of row optimizers is left out, and rows stay in the file
+    where that is possible: see `CheckpointFolder.load`.
+    """
     ranges = {
         _join("model", name): module.row_range
         for name, module in model.named_modules()
         if isinstance(module, ClassTable) and module.ranks.is_distributed
     }
-    return checkpoints.load(step, ranges=ranges, ranks=ranks, everything=everything)
+    return checkpoints.load(
+        step, ranges=ranges, ranks=ranks, everything=everything, to_train=to_train
+    )
 
 
 def contents_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Contents:
@@ -220,7 +227,8 @@ def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
         saved |= {_join(alias, k.rpartition(".")[2]): saved[k] for k in known}
     if without_values := {name: saved[name] for name, tensor in here.items() if tensor.is_meta}:
         model.load_state_dict(without_values, strict=False, assign=True)
-    model.load_state_dict(saved)
+    others = {name: value for name, value in saved.items() if name not in without_values}
+    model.load_state_dict(others, strict=not without_values)
 
 
 def _numbers(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from tapas.regular_file import check_stored
 from tapas.tables.placement import Placement, RowRange
 
 READ_BYTES = 64 * 2**20  # block size when reading rows
+PARTS = ("weight", "bias")  # what is read of a table that is not trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +149,12 @@ def read_rows(
     *,
     only_these: bool = False,
     device: str | torch.device = "cpu",
+    to_train: bool = True,
 ) -> dict[str, Tensor]:
     """Tensors of tables by name: for tables in `ranges` these rows, for others all rows by id.
 
-    With `only_these`, tables that are not in `ranges` are left out.
+    With `only_these`, tables that are not in `ranges` are left out. Unless they are `to_train`,
+    only rows and biases are read, memory-mapped where that is possible.
     """
     tables = record["tables"]
     for prefix, wanted in ranges.items():
@@ -161,8 +164,12 @@ def read_rows(
         table = tables[prefix]
         wanted = ranges.get(prefix) or RowRange.all_by_id(table["num_classes"])
         for name in table["tensors"]:
+            if not to_train and name not in PARTS:
+                continue
             source = _StoredRows(folder, table, prefix, name)
-            found[f"{prefix}.{name}"] = source.read(wanted, torch.device(device))
+            mapped = None if to_train else source.mapped(wanted, torch.device(device))
+            rows = source.read(wanted, torch.device(device)) if mapped is None else mapped
+            found[f"{prefix}.{name}"] = rows
     return found
 
 
@@ -197,6 +204,17 @@ class _StoredRows:
             at = wanted.placement.permute(ids) - wanted.start
             mine = (at >= 0) & (at < size)
             found[at[mine].to(device)] = rows[mine].to(device)
+        return found
+
+    def mapped(self, wanted: RowRange, device: torch.device) -> Tensor | None:
+        """The rows of the range `wanted` inside of their file; None where they must be read."""
+        whole = len(self.ranges) == 1 and wanted.start == 0 and wanted.stop == self.shape[0]
+        if device.type != "cpu" or not whole or not self.stored.same_order(wanted):
+            return None
+        self._check_files(0, self.shape[0])
+        file, *_ = self.ranges[0]
+        with self._stored_in(file) as rows:
+            found: Tensor = rows[:]
         return found
 
     def _blocks(self, first: int, last: int) -> Iterator[tuple[int, Tensor]]:

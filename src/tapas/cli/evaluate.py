@@ -16,17 +16,21 @@ from tapas.errors import UsageError
 from tapas.escapes import shell_path
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.scores import CUTOFFS, LIST_LENGTH
+from tapas.evaluation.tables import (
+    ABOUT_BUCKETS,
+    BUCKET_HEADING,
+    bucket_rows,
+    metric_label,
+    plus_minus,
+)
 from tapas.evaluation.verdict import LEAST_USERS
 
 if TYPE_CHECKING:
-    from tapas.evaluation.evaluate import Evaluation
     from tapas.training.run_evaluation import RunsEvaluation
     from tapas.training.run_folder import RunFolder
 
 COLUMNS = 4  # of a table with intervals that fit into 80 characters
 SHOWN = ("map", "recall", "ndcg")  # of the best k items
-LABELS = {"map@20-hits": "MAP@20 ÷ hits", "loss": "softmax loss"}
-CAPITALS = ("map", "ndcg", "mrr")
 
 
 def evaluate(
@@ -109,6 +113,7 @@ def evaluate(
     """
     with report_errors():
         from tapas.training.advice import advise_evaluated, after_evaluation
+        from tapas.training.report import renew_report
         from tapas.training.run_evaluation import evaluate_runs
         from tapas.training.run_folder import open_run
 
@@ -131,6 +136,7 @@ def evaluate(
                 limit=users,
                 cutoffs=sorted({k, *CUTOFFS}),
                 against=against or [],
+                inspect=True,
                 on_progress=lambda done, total: advance(done, total, ""),
                 ranks=ranks,
             )
@@ -145,6 +151,7 @@ def evaluate(
                 "others, which `tapas recommend RUN --history known.parquet --out lists.parquet` "
                 "can read."
             )
+        renew_report(folders[0], found, status)
         verdict, advice = found.verdict(), advise_evaluated(folders[0], found)
         if as_json:
             report = {
@@ -233,17 +240,12 @@ def _print(found: "RunsEvaluation", k: int, show_all: bool) -> None:
     print_lines("")
     few = found.num_users < LEAST_USERS
 
-    def cell(interval: Interval | None) -> str:
-        if interval is None:
-            return ""
-        return f"{interval.mean:.4f}" if few else interval.plus_minus()
-
     first, *rest = [*(f"{metric}@{k}" for metric in SHOWN), "precision@1"]
     rows = [
-        [name, cell(each.metrics[first]), *(f"{each.metrics[m].mean:.4f}" for m in rest)]
+        [name, plus_minus(each.metrics[first], few), *(f"{each.metrics[m].mean:.4f}" for m in rest)]
         for name, each in scores.items()
     ]
-    print_table(["", *map(_label, (first, *rest))], rows)
+    print_table(["", *map(metric_label, (first, *rest))], rows)
     if not few:
         say("±: distance to the farther end of the 95 % interval (bootstrap over users).")
     print_lines("")
@@ -251,7 +253,10 @@ def _print(found: "RunsEvaluation", k: int, show_all: bool) -> None:
         for start in range(0, len(scores), COLUMNS):
             some = dict(list(scores.items())[start : start + COLUMNS])
             rows = [
-                [_label(name), *(cell(each.metrics.get(name)) for each in some.values())]
+                [
+                    metric_label(name),
+                    *(plus_minus(each.metrics.get(name), few) for each in some.values()),
+                ]
                 for name in evaluation.scores["model"].metrics
             ]
             rows.append(["items shown", *(f"{each.coverage:,}" for each in some.values())])
@@ -261,14 +266,8 @@ def _print(found: "RunsEvaluation", k: int, show_all: bool) -> None:
         print_lines("")
     if len(found.steps) > 1:
         say(f"Frequent and rare items, for {names['model']}:")
-    print_table(
-        ("items", "number", "targets", "recall@20", "share of lists"),
-        _bucket_rows(evaluation, few),
-    )
-    say(
-        "Head: the most frequent items, with half of the training events; tail: the rarest, with "
-        "the last 10 %; unseen: in no training event."
-    )
+    print_table(BUCKET_HEADING, bucket_rows(evaluation.scores["model"], few))
+    say(ABOUT_BUCKETS)
     if few:
         return
     print_lines("")
@@ -279,25 +278,6 @@ def _print(found: "RunsEvaluation", k: int, show_all: bool) -> None:
             for name, lead in ((name, evaluation.lead[name]) for name in names if name != "model")
         ],
     )
-
-
-def _label(metric: str) -> str:
-    """The name of a metric in tables: MAP, NDCG and MRR in capitals."""
-    if metric in LABELS:
-        return LABELS[metric]
-    name, at, k = metric.partition("@")
-    return (name.upper() if name in CAPITALS else name) + at + k
-
-
-def _bucket_rows(found: "Evaluation", few: bool) -> list[list[str]]:
-    rows = []
-    for name, bucket in found.scores["model"].buckets.items():
-        counts = [f"{bucket.num_classes:,}", f"{bucket.num_targets:,}"]
-        recall = ""
-        if bucket.recall is not None:
-            recall = f"{bucket.recall.mean:.4f}" if few else bucket.recall.format()
-        rows.append([name, *counts, recall, f"{100 * bucket.share:.1f} %"])
-    return rows
 
 
 def _word(lead: Interval) -> str:

@@ -1,6 +1,5 @@
 """`tapas train`: train a model on a log."""
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +40,7 @@ from tapas.heads import import_method
 from tapas.heads.own_method import is_own
 from tapas.tables.ranks import Ranks
 from tapas.threads import MOST_THREADS
+from tapas.training.advice import whole_log_command
 from tapas.training.config import (
     JSON,
     PROTOCOLS,
@@ -51,12 +51,12 @@ from tapas.training.config import (
     read_toml,
     without_replaced,
 )
+from tapas.training.report import try_to_report
 from tapas.training.run_folder import RECORD, open_run
 from tapas.training.trainer import Progress, TrainResult
 from tapas.training.whole_log import train_whole_log
 
 MOST_MINUTES = 1e6
-LONGEST_NAME = 255  # bytes of a file name
 
 
 @with_log_options
@@ -445,7 +445,14 @@ def train(
                     say(f"Continue with `tapas train --resume {shell_path(folder)}`.")
                 raise
         if ranks.is_main:
-            _report(folder, outcome, as_json, quiet, own)
+            if as_json:
+                print_json({"run": str(folder), **asdict(outcome)})
+            say(_describe_end(outcome))
+            if outcome.reason != "interrupted":
+                alone = not ranks.is_distributed and not service.servers
+                try_to_report(folder, say, judge=alone)
+            for words in _next_commands(folder, outcome, own):
+                say(words)
         if outcome.reason == "interrupted":
             raise typer.Exit(128 + (stop.signal or signal.SIGINT))
 
@@ -499,15 +506,7 @@ def _say_nothing(words: str) -> None:
     """Status lines of ranks other than the main one are dropped: they are the same."""
 
 
-def _report(
-    folder: Path, outcome: TrainResult, as_json: bool, quiet: bool, own: str | None
-) -> None:
-    """Say how training ended and what to do next; commands need the name of an `own` method."""
-    again = "" if own is None else f" --method {shell_word(own)}"
-    if as_json:
-        print_json({"run": str(folder), **asdict(outcome)})
-    if quiet:
-        return
+def _describe_end(outcome: TrainResult) -> str:
     words = {
         "finished": f"Finished after {outcome.step:,} steps.",
         "no_improvement": f"Stopped at step {outcome.step:,}: MAP@20 no longer improves.",
@@ -515,21 +514,21 @@ def _report(
     }[outcome.reason]
     if outcome.best is not None:
         words += f" Best MAP@20: {outcome.best:.4f}, at step {outcome.best_step:,}."
-    status(words)
+    return words
+
+
+def _next_commands(folder: Path, outcome: TrainResult, own: str | None) -> list[str]:
+    """What to do after training; commands need the name of an `own` method."""
+    named = shell_path(folder) + ("" if own is None else f" --method {shell_word(own)}")
     if outcome.reason == "interrupted":
-        status(f"Continue with `tapas train --resume {shell_path(folder)}{again}`.")
-        return
-    named = f"{shell_path(folder)}{again}"
+        return [f"Continue with `tapas train --resume {named}`."]
     recommend = f"`tapas recommend {named} --user ...`"
     if outcome.best is None:  # it is not judged
-        status(f"Next: {recommend}.")
-        return
-    whole = folder.with_name(f"{folder.name}-whole")
-    if len(os.fsencode(whole.name)) > LONGEST_NAME:
-        whole = folder.with_name("whole")
-    again = shell_path(whole)
-    status(f"Next: `tapas evaluate {named}`, {recommend}.")
-    status(f"To learn from the held-out events, too: `tapas train --like {named} --out {again}`.")
+        return [f"Next: {recommend}."]
+    return [
+        f"Next: `tapas evaluate {named}`, {recommend}.",
+        f"To learn from the held-out events, too: `{whole_log_command(folder, own)}`.",
+    ]
 
 
 def _checked_minutes(minutes: float) -> float:

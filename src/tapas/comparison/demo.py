@@ -97,6 +97,7 @@ class DemoLog:
     settings: DemoSettings
     has_baskets: bool
     made: ListeningLogConfig | None = None  # how it was made up, if it was
+    products: Path | None = None  # names of the items, if their keys are no words
 
 
 def find_demo_log(out: Path, synthetic: bool) -> DemoLog:
@@ -110,6 +111,7 @@ def find_demo_log(out: Path, synthetic: bool) -> DemoLog:
             person="household",
             settings=GROCERY_SETTINGS,
             has_baskets=True,
+            products=groceries.products,
         )
     made = ListeningLogConfig()
     write_listening_log(out / "log.parquet", made)

@@ -7,6 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from tapas.charts import spread
+
 COLOURS = {  # one colour for each method; grey is the baseline that needs no sampling
     "sampled softmax": "#c8791b",
     "TAPAS top": "#2b7a78",
@@ -42,28 +44,6 @@ def plain(axes: Axes) -> None:
     axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.xaxis.label.set(color=INK, fontsize=10)
-
-
-def spread(values: list[float], gap: float) -> list[float]:
-    """Places near `values`, at least `gap` apart and in the same order.
-
-    >>> spread([1.0, 1.0, 5.0], 1.0)
-    [0.5, 1.5, 5.0]
-    """
-    order = sorted(range(len(values)), key=values.__getitem__)
-    clusters: list[tuple[float, int]] = []  # centre and size, lowest first
-    for index in order:
-        centre, size = values[index], 1
-        while clusters and centre - clusters[-1][0] < gap * (size + clusters[-1][1]) / 2:
-            below, others = clusters.pop()
-            centre = (centre * size + below * others) / (size + others)
-            size += others
-        clusters.append((centre, size))
-    flat = [c + gap * (i - (size - 1) / 2) for c, size in clusters for i in range(size)]
-    places = [0.0] * len(values)
-    for index, place in zip(order, flat, strict=True):
-        places[index] = place
-    return places
 
 
 def label_ends(

@@ -1,4 +1,4 @@
-"""The figure of a comparison: MAP@20 over training time, drawn from its results.
+"""The figures of a comparison: MAP@20 over training time, as a PNG and as charts of a page.
 
 The best three, full softmax, sampled softmax and TAPAS are in colour, all others in grey.
 """
@@ -10,10 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from tapas.comparison.figure_style import FAINT, INK, add_title, as_png, blank_figure, plain, spread
+from tapas.charts import Estimate, Line, interval_chart, line_chart, moved_inside, spread
+from tapas.comparison.figure_style import FAINT, INK, add_title, as_png, blank_figure, plain
 from tapas.comparison.results import Comparison
-from tapas.comparison.tables import quality, ranked
+from tapas.comparison.tables import best_of, quality, ranked, short_title
 from tapas.errors import DataError
+from tapas.evaluation.intervals import Interval, block_bootstrap
 
 ALWAYS = ("full", "sampled", "tapas", "tapas-top")
 BEST = 3  # in colour beside these
@@ -33,6 +35,38 @@ class Drawn(Protocol):
 def draw_quality(comparison: Comparison) -> bytes:
     """MAP@20 on the test points over training seconds: a PNG."""
     return as_png(quality_figure(comparison))
+
+
+def quality_charts(comparison: Comparison) -> dict[str, str]:
+    """MAP@20 over training seconds, and of the best moments with intervals: SVG, by title."""
+    drawn, shown = [each for each in ranked(comparison) if each.curve], outstanding(comparison)
+    edge = max(each.curve[-1].seconds for each in drawn)
+    lines = [
+        Line(
+            short_title(each),
+            [(p.seconds, p.quality) for p in each.curve],
+            each.colour,
+            quiet=each.name not in shown,
+            band=[(p.low, p.high) for p in each.curve] if len(each.finals) > 1 else (),
+        )
+        for each in drawn
+    ]
+    for other in comparison.baselines:
+        height = float(other.result["map@20"])
+        lines.append(Line(other.title, [(0, height), (edge, height)], quiet=True, dashed=True))
+    best = best_of(ranked(comparison))
+    rows = [_estimate(short_title(each), quality(each), marked=each is best) for each in drawn]
+    for other in comparison.baselines:
+        rows.append(_estimate(other.title, block_bootstrap([other.result], "map@20")))
+    over_time, at_best = "MAP@20 over seconds of training", "MAP@20 at the best moment"
+    return {
+        over_time: line_chart(lines, x="seconds", title=over_time, from_zero=True),
+        at_best: interval_chart(rows, title=at_best),
+    }
+
+
+def _estimate(name: str, found: Interval, *, marked: bool = False) -> Estimate:
+    return Estimate(name, found.mean, found.low, found.high, marked)
 
 
 def outstanding(comparison: Comparison) -> set[str]:
@@ -72,16 +106,21 @@ def quality_figure(comparison: Comparison) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 3, 5, 6, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
     label_beside(axes, labels, inches)
-    seeds = max(len(each.finals) for each in drawn)
-    bands = f"Mean of {seeds} seeds, bands from lowest to highest." if seeds > 1 else "One seed."
-    some = round(sum(drawn[0].finals[0]["curve_points"]))
     note = (
         "Dots at the right edge and numbers: the table's MAP@20, on all test points, at the best "
-        f"moment by validation points. Lines: on {some:,} test points. {bands} Dotted: without "
-        "training. `tapas compare`"
+        f"moment by validation points. {about_lines(comparison)} `tapas compare`"
     )
     add_title(figure, "Quality over time: MAP@20 on the test points", note)
     return figure
+
+
+def about_lines(comparison: Comparison) -> str:
+    """What the lines are, in sentences."""
+    drawn = [each for each in ranked(comparison) if each.curve]
+    seeds = max(len(each.finals) for each in drawn)
+    bands = f"Mean of {seeds} seeds, bands from lowest to highest." if seeds > 1 else "One seed."
+    some = round(sum(drawn[0].finals[0]["curve_points"]))
+    return f"Lines: on {some:,} test points. {bands} Dotted: without training."
 
 
 def panel(num_labels: int) -> tuple[Figure, Axes, float]:
@@ -108,7 +147,7 @@ def label_beside(axes: Axes, labels: Sequence[Label], inches: float) -> None:
     gap = LETTER / inches  # as a part of the height
     ends = [axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
             for _, x, y, _, _ in labels]  # fmt: skip
-    places = within_panel(spread([float(end[1]) for end in ends], gap), gap)
+    places = moved_inside(spread([float(end[1]) for end in ends], gap), gap, 0.0, 1.0)
     for (text, _, _, colour, loud), end, place in zip(labels, ends, places, strict=True):
         axes.annotate(
             text, (min(1.0, float(end[0])), float(end[1])), (1.06, place),
@@ -120,21 +159,3 @@ def label_beside(axes: Axes, labels: Sequence[Label], inches: float) -> None:
                 "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0,
             },
         )  # fmt: skip
-
-
-def within_panel(places: Sequence[float], gap: float) -> list[float]:
-    """`places` moved into 0 to 1, still `gap` apart and in order.
-
-    >>> within_panel([-0.5, 0.5, 1.25], 0.25)
-    [0.0, 0.5, 1.0]
-    """
-    order = sorted(range(len(places)), key=places.__getitem__)
-    found, least = list(places), 0.0
-    for index in order:
-        found[index] = least = max(found[index], least)
-        least += gap
-    most = 1.0
-    for index in reversed(order):
-        found[index] = most = min(found[index], most)
-        most -= gap
-    return found

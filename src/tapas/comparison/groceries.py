@@ -39,3 +39,15 @@ def product_names(products: Path) -> dict[str | int, str]:
         distinct = dict.fromkeys(part.strip().lower() for part in parts if part)
         words[key] = ", ".join(distinct)
     return words
+
+
+def write_item_table(products: Path, out: Path) -> None:
+    """A CSV file with names and groups of the products, as `tapas serve --items` reads it."""
+    name = pl.concat_str("product_type", "package_size", separator=", ", ignore_nulls=True)
+    table = pl.read_parquet(literal(products), glob=False).select(
+        pl.col("product_id").alias("item"),
+        name.str.to_lowercase().alias("name"),
+        "department",
+        "brand",
+    )
+    table.write_csv(literal(out))

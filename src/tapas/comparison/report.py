@@ -4,7 +4,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from tapas.comparison.figures import draw_quality
+from tapas.comparison.figures import about_lines, draw_quality, quality_charts
 from tapas.comparison.recommendation import recommend_method
 from tapas.comparison.results import Comparison, MethodResults
 from tapas.comparison.settings import (
@@ -31,6 +31,7 @@ from tapas.comparison.tables import (
 )
 from tapas.page import (
     Block,
+    Charts,
     Command,
     Heading,
     Paragraph,
@@ -79,7 +80,7 @@ def write_report(comparison: Comparison) -> dict[str, bytes]:
     blocks = make_blocks(comparison)
     return {
         README: as_markdown(TITLE, blocks).encode(),
-        PAGE: as_html(TITLE, blocks, pictures).encode(),
+        PAGE: as_html(TITLE, blocks).encode(),
         **pictures,
     }
 
@@ -151,7 +152,12 @@ def _mean(method: MethodResults, name: str) -> float | None:
 def _quality_blocks(comparison: Comparison) -> list[Block]:
     blocks: list[Block] = []
     if any(each.curve for each in comparison.methods):
-        blocks.append(Picture(QUALITY, "MAP@20 on test points over seconds of training"))
+        note = (
+            f"{about_lines(comparison)} Grey and without a name: methods that are not among the "
+            "best three. The second chart is the MAP@20 of the table below, on all test points."
+        )
+        picture = Picture(QUALITY, "MAP@20 on test points over seconds of training")
+        blocks.append(Charts(quality_charts(comparison), note, picture))
     blocks += [Paragraph(words) for words in seed_sentences(comparison)]
     blocks += [Table(HEADING, table_rows(comparison)), Paragraph(HOW_TO_READ, "note")]
     details = details_table_rows(comparison)

@@ -126,7 +126,7 @@ def quality_rows(comparison: Comparison) -> list[list[str]]:
     """Rows for a terminal of 80 columns, under `TERMINAL_QUALITY`: methods with results."""
     return [
         [
-            _short_title(each),
+            short_title(each),
             quality(each).plus_minus(),
             *(_number(_mean(each.finals, name)) for name in TERMINAL_METRICS),
         ]
@@ -154,7 +154,7 @@ def detail_rows(comparison: Comparison) -> list[list[str]]:
         against = NONE if gap is None else gap.plus_minus(sign=True)
         rows.append(
             [
-                _short_title(each),
+                short_title(each),
                 "best" if each is best_of(finished) else against,
                 NONE if loss is None else f"{loss.mean:.3f}",
                 _percent(recall_of(each, "tail")),
@@ -168,7 +168,7 @@ def setting_rows(comparison: Comparison) -> list[list[str]]:
     """Rows for a terminal of 80 columns, under `TERMINAL_SETTINGS`."""
     return [
         [
-            _short_title(each),
+            short_title(each),
             f"{each.finals[0]['run']['steps']:,}",
             _milliseconds(each),
             f"{each.finals[0]['run']['rows_lr']:g}",
@@ -178,7 +178,7 @@ def setting_rows(comparison: Comparison) -> list[list[str]]:
     ]
 
 
-def _short_title(method: MethodResults) -> str:
+def short_title(method: MethodResults) -> str:
     return method.title.replace("Hierarchical softmax", "Hierarchical")
 
 

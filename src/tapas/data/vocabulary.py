@@ -91,11 +91,15 @@ class Vocabulary:
         Raises `UsageError` for an unknown key, with a suggestion.
         """
         wanted = list(keys)
-        text = pl.Series(wanted, dtype=pl.String, strict=False)
-        found = self.find(text.cast(self._keys.dtype, strict=False))
+        found = self.known_ids(wanted)
         for position in np.flatnonzero(found < 0):
             found[position] = self._rare_or_unknown(wanted[position])
         return found
+
+    def known_ids(self, keys: Sequence[str | int]) -> NDArray[np.int64]:
+        """As `ids`, but -1 for unknown keys."""
+        text = pl.Series(keys, dtype=pl.String, strict=False)
+        return self.find(text.cast(self._keys.dtype, strict=False))
 
     def lookup(self, keys: pl.Series) -> NDArray[np.int64]:
         """The ids of `keys` of any type, -1 for unknown keys and null; "123" also finds 123."""
@@ -120,6 +124,13 @@ class Vocabulary:
             same = (sorted_keys.gather(position) == keys).fill_null(False).to_numpy()
             found[same] = order[position.to_numpy()[same]]
         return found
+
+    def starting_with(self, text: str, limit: int) -> NDArray[np.int64]:
+        """The first `limit` ids whose keys begin with `text`, that of `text` itself before all."""
+        found = self._keys.cast(pl.String).str.starts_with(text).fill_null(False).arg_true()
+        first = self.known_ids([text])
+        ids = found.head(limit).to_numpy().astype(np.int64)
+        return np.concatenate([first[first >= 0], ids[ids != first[0]]])[:limit]
 
     def cast_keys(self, keys: pl.Series) -> pl.Series:
         """`keys` cast to the type of this vocabulary's keys; raises `DataError` if impossible."""

@@ -82,7 +82,7 @@ def ranked_lists(
     """
     start, point = np.asarray(log.offsets)[points.user], points.point
     lists, losses = [], []
-    for chunk in _chunks(point - start, options):
+    for chunk in point_chunks(point - start, options):
         size = chunk.stop - chunk.start
         mine = slice(*(chunk.start + bound for bound in ranks.local_range(size)))
         prediction = model.predict(*histories_at(log, start[mine], point[mine], options.history))
@@ -110,7 +110,7 @@ def histories_at(
     return torch.from_numpy(items), torch.from_numpy(lengths), torch.from_numpy(age)
 
 
-def _chunks(lengths: Ids, options: ListOptions) -> Iterator[slice]:
+def point_chunks(lengths: Ids, options: ListOptions) -> Iterator[slice]:
     """Slices of points with histories of `lengths` (P,) that are ranked at a time."""
     most = max(FEWEST_QUERIES, EVENTS_PER_CHUNK // options.history)
     most = min(QUERIES_PER_CHUNK, most)

@@ -145,7 +145,7 @@ class BuildContext:
     dim: int
     seed: int
     steps: int  # of the run
-    row_optimizer: RowUpdate  # for heads that create their tables
+    row_optimizer: RowUpdate | None  # for heads that create their tables
     table: ClassTable | None = None  # for a `FlatHead`
     pairs: Callable[[], Pairs] | None = None  # counts of which class follows which in training
     upcoming: Callable[[int], Tensor | None] | None = None  # targets of a training step

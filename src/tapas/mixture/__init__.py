@@ -11,6 +11,7 @@ from tapas.mixture.fit import SCALES, Targets, Watched, fit_parts, fit_shares
 from tapas.mixture.follow_part import FollowPart
 from tapas.mixture.mixture import Mixed, Mixture
 from tapas.mixture.past import Past
+from tapas.mixture.table_prediction import TablePrediction
 from tapas.mixture.transitions import Transitions, count_transitions
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Mixed",
     "Mixture",
     "Past",
+    "TablePrediction",
     "Targets",
     "Transitions",
     "Watched",

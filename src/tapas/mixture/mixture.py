@@ -101,6 +101,30 @@ class Mixture(nn.Module):
         return mixed.to(query.device).topk(best, log_prob, self.num_classes, exclude)
 
     @torch.no_grad()
+    def contributions(
+        self, past: Past, ids: Tensor, softmax: Tensor, exclude: Tensor | None = None
+    ) -> Tensor:
+        """What each part adds to the probabilities of `ids` (B, L): (B, L, 1 + parts).
+
+        `softmax` (B, L) are their log-probabilities by the softmax, the first part.
+        """
+        evidence = self.read(past, exclude)
+        share = self.log_shares(evidence.features, evidence.offers).exp()
+        found = [share[:, :1] * softmax.double().cpu().exp()]
+        offered = []
+        if self.copy is not None and evidence.own is not None:
+            offered.append((evidence.own.items, self.copy.prob(evidence.own)))
+        if self.follow is not None and evidence.found is not None:
+            items, prob = evidence.found.items.flatten(1), self.follow.prob(evidence.found)
+            groups = Groups.of(items)
+            offered.append((groups.items, groups.sum(prob.flatten(1))))
+        for number, (items, prob) in enumerate(offered, start=1):
+            place = places_of(items, ids.cpu())
+            mass = prob.gather(1, place.clamp(min=0)).masked_fill(place < 0, 0.0)
+            found.append(share[:, number, None] * mass)
+        return torch.stack(found, dim=2)
+
+    @torch.no_grad()
     def forward(self, past: Past, exclude: Tensor | None = None) -> "Mixed":
         """The mixture for B histories, of which the softmax is still missing."""
         evidence = self.read(past, exclude)

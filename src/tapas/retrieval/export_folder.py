@@ -12,7 +12,7 @@ from torch import Tensor
 from tapas.checksums import Checksum, check_files, is_checksum, not_as_saved, read_json
 from tapas.encoders import latest
 from tapas.errors import DataError, UsageError
-from tapas.mixture import Past
+from tapas.mixture import Mixture, Past, TablePrediction
 from tapas.regular_file import check_stored
 from tapas.retrieval.counting_parts import read_counting_parts
 from tapas.retrieval.embeddings import load_embeddings
@@ -66,7 +66,7 @@ class ExportedModel(Recommender):
             self._table.bias.copy_(rows.bias)
         if isinstance(self._encoder, WeightsEncoder):
             self._encoder.to(self._table.device)
-        self._mixture = None
+        self._mixture: Mixture | None = None
         reads = self._encoder.history_length
         if "reads" in record:  # the events that counting parts read
             self._mixture = read_counting_parts(_file(path / COUNTING), len(keys))
@@ -81,24 +81,23 @@ class ExportedModel(Recommender):
             fixed_width=isinstance(self._encoder, ExportedEncoder),
         )
 
+    @property
+    def output_table(self) -> LocalTable:
+        return self._table
+
+    @property
+    def mixture(self) -> Mixture | None:
+        return self._mixture
+
     def queries(self, items: Tensor, lengths: Tensor) -> Tensor:
         query: Tensor = self._encoder(*latest(items, lengths, self._encoder.history_length))
         return query.to(self._table.device)
 
-    def ranked(
-        self,
-        items: Tensor,
-        lengths: Tensor,
-        k: int,
-        exclude: Tensor | None,
-        age: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        table, query = self._table, self.queries(items, lengths)
+    def predict(self, items: Tensor, lengths: Tensor, age: Tensor | None = None) -> TablePrediction:
+        past = None
         if self._mixture is not None:
             past = Past.of(items.cpu(), lengths.cpu(), age)
-            return self._mixture.topk(table, query, past, k, exclude)
-        topk = table.topk_log_prob if self.score == "probability" else table.topk
-        return topk(query, k, exclude=exclude)
+        return TablePrediction(self._table, self.queries(items, lengths), self._mixture, past)
 
     def class_vectors(self) -> Tensor:
         return self._table.weight

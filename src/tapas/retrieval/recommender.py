@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from tapas.errors import DataError, UsageError, choice
 from tapas.retrieval.lists import Lists
 from tapas.shapes import all_finite, check_positive
-from tapas.tables.exhaustive import topk_rows
+from tapas.tables.exhaustive import merge_topk, topk_rows
 
 if TYPE_CHECKING:
     from tapas.data.event_log import EventLog
@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from tapas.data.python_histories import Given
     from tapas.data.source import LogSource
     from tapas.data.vocabulary import Vocabulary
+    from tapas.mixture import Mixture
+    from tapas.tables import ClassTable
 
 # histories encoded and ranked together: of fewer, torch keeps the steps of a GRU on one thread
 BATCH_SIZE = 1024
 SORTED_TOGETHER = 16  # batches sorted by length, so that little padding is encoded
 LIST_LENGTH = 20  # by default
+ROWS_AT_ONCE = 1 << 16  # whose scaled copies are in memory at a time
 COLD = ("error", "skip", "popular")
 CURE = 'cold="skip" leaves such users out, cold="popular" gives them the most popular items.'
 
@@ -42,6 +45,28 @@ class Part(NamedTuple):
     stop: int
     ids: NDArray[np.int64]  # (stop - start, k), -1 after the end of a short list
     scores: NDArray[np.float32]  # (stop - start, k), 0 after the end
+
+
+class Prediction(Protocol):
+    """The distribution over all classes after each of B histories."""
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The parts of the model: "softmax", and the counting parts that it has."""
+
+    def topk(self, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Scores and ids (B, k) of the k best classes without those in `exclude` (B, E)."""
+
+    def topk_log_prob(self, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`topk` with exact log-probabilities instead of scores."""
+
+    def topk_and_log_prob(
+        self, k: int, ids: Tensor, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The ids (B, k) of `topk`, and log-probabilities (B, L) of `ids` (B, L)."""
+
+    def contributions(self, ids: Tensor, exclude: Tensor | None = None) -> Tensor:
+        """What each part adds to the probabilities of `ids` (B, L): (B, L, parts)."""
 
 
 class Recommender(ABC):
@@ -75,9 +100,16 @@ class Recommender(ABC):
         self.history_length = check_positive("history_length", history_length)
         self.score = score  # "probability", or "score" if the method has none
         self.exclude_seen = exclude_seen  # unless told otherwise
-        self._fixed_width = fixed_width  # histories are always padded to history_length
+        self.fixed_width = fixed_width  # histories are always padded to history_length
 
     @abstractmethod
+    def predict(self, items: Tensor, lengths: Tensor, age: Tensor | None = None) -> Prediction:
+        """What follows each of B histories.
+
+        `items` (B, T) are ids, oldest first and padded with 0 at the end, `lengths` (B,) the
+        number of real ones, `age` (B, T) how many baskets ago they were, if that is known.
+        """
+
     def ranked(
         self,
         items: Tensor,
@@ -88,10 +120,12 @@ class Recommender(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities, or scores, and ids of the k best classes, (B, k) each.
 
-        `items` (B, T) are ids, oldest first and padded with 0 at the end, `lengths` (B,) the
-        number of real ones, `age` (B, T) how many baskets ago they were, if that is known.
-        Classes in `exclude` (B, E) are left out; -1 is padding.
+        Histories are those of `predict`. Classes in `exclude` (B, E) are left out; -1 is padding.
         """
+        prediction = self.predict(items, lengths, age)
+        if self.score == "probability":
+            return prediction.topk_log_prob(k, exclude)
+        return prediction.topk(k, exclude)
 
     @abstractmethod
     def queries(self, items: Tensor, lengths: Tensor) -> Tensor:
@@ -104,6 +138,16 @@ class Recommender(ABC):
     @abstractmethod
     def training_counts(self) -> NDArray[np.int64]:
         """How often each class was seen in training, (C,)."""
+
+    @property
+    @abstractmethod
+    def output_table(self) -> "ClassTable":
+        """The table of class vectors; UsageError if the method has none."""
+
+    @property
+    def mixture(self) -> "Mixture | None":
+        """The counting parts, if the model has any."""
+        return None
 
     @property
     def date_order(self) -> str | None:
@@ -205,7 +249,7 @@ class Recommender(ABC):
             rows = np.empty((len(histories), query.shape[1]), np.float32) if rows is None else rows
             rows[rows_of] = query
         if rows is None:  # any history tells D
-            width = self.history_length if self._fixed_width else 1
+            width = self.history_length if self.fixed_width else 1
             items = torch.zeros(1, width, dtype=torch.int64)
             rows = self.queries(items, torch.ones(1, dtype=torch.int64)).cpu().numpy()[:0]
         return rows
@@ -302,9 +346,14 @@ class Recommender(ABC):
 
     def popular(self, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The k items with the most training events, (k,), and their share of all events."""
-        best = np.argsort(-self._counts, kind="stable")
-        best = best[best != (-1 if self.item_keys.rare_id is None else self.item_keys.rare_id)][:k]
+        best = self._by_popularity[:k]
         return best, (self._counts[best] / max(1, self._counts.sum())).astype(np.float32)
+
+    @cached_property
+    def _by_popularity(self) -> NDArray[np.int64]:
+        best: NDArray[np.int64] = np.argsort(-self._counts, kind="stable")
+        rare = self.item_keys.rare_id
+        return best if rare is None else np.setdiff1d(best, [rare], assume_unique=True)
 
     @cached_property
     def _counts(self) -> NDArray[np.int64]:
@@ -323,7 +372,7 @@ class Recommender(ABC):
         for first in range(0, len(order), BATCH_SIZE):
             rows = order[first : first + BATCH_SIZE]
             longest = int(length[rows[-1] - start])
-            width = self.history_length if self._fixed_width else longest
+            width = self.history_length if self.fixed_width else longest
             items, lengths, event = gather_histories(
                 histories.items, histories.start[rows], histories.end[rows], width
             )
@@ -355,28 +404,40 @@ class Recommender(ABC):
         return torch.from_numpy(exclude)
 
     @cached_property
-    def _directions(self) -> Tensor:
-        """The class vectors, scaled to length 1."""
-        vectors = self.class_vectors().detach().float()
+    def _inverse_lengths(self) -> Tensor:
+        """1 / the length of each class vector, (C,)."""
+        vectors = self.class_vectors().detach()
         if not all_finite(vectors):
             raise DataError(
                 "the class vectors contain NaN or inf: the model has diverged. Take an earlier "
                 "checkpoint (--step)."
             )
-        return torch.nn.functional.normalize(vectors, dim=1)
+        blocks = torch.split(vectors, ROWS_AT_ONCE)
+        lengths = torch.cat([block.float().norm(dim=1) for block in blocks])
+        return 1 / lengths.clamp(min=1e-12)
 
     def neighbours(self, ids: NDArray[np.int64], k: int) -> Iterator[Part]:
         """The k classes with the most similar vectors for each of `ids` (B,), by cosine."""
         rare = self.item_keys.rare_id
+        inverse, rows = self._inverse_lengths, self.class_vectors().detach()
         for start in range(0, len(ids), BATCH_SIZE):
             mine = torch.from_numpy(ids[start : start + BATCH_SIZE])
             exclude = mine[:, None]
             if rare is not None:
                 exclude = torch.cat([exclude, torch.full_like(exclude, rare)], dim=1)
-            rows = self._directions
-            query = rows[mine.to(rows.device)]
-            score, found = topk_rows(rows, None, query, k, exclude.to(rows.device))
-            yield Part(start, start + len(mine), found.cpu().numpy(), score.cpu().numpy())
+            here = mine.to(rows.device)
+            query = rows[here].float() * inverse[here, None]
+            scores, found = [], []
+            for first in range(0, len(rows), ROWS_AT_ONCE):  # a scaled copy of some rows at a time
+                block = rows[first : first + ROWS_AT_ONCE].float()
+                block = block * inverse[first : first + ROWS_AT_ONCE, None]
+                inside = (exclude >= first) & (exclude < first + len(block))
+                left_out = (exclude - first).masked_fill(~inside, -1).to(rows.device)
+                score, best = topk_rows(block, None, query, min(k, len(block)), left_out)
+                scores.append(score)
+                found.append(torch.where(best >= 0, best + first, best))
+            score, best = merge_topk(torch.cat(scores, dim=1), torch.cat(found, dim=1), k)
+            yield Part(start, start + len(mine), best.cpu().numpy(), score.cpu().numpy())
 
     def _collected(
         self, keys: NDArray[Any], parts: list[Part], k: int, score: str, kind: str

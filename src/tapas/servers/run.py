@@ -28,7 +28,9 @@ from tapas.training.run import (
     describe_resume,
     read_log,
     reopen,
+    run_to_end,
     warn_of_unreadable,
+    write_choices,
 )
 from tapas.training.run_folder import RunFolder, create_run, exclusive, write_config
 from tapas.training.trainer import Trainer, TrainResult
@@ -51,7 +53,7 @@ def train(
     `start_peers` starts their processes; by default Ray does, on this machine.
     """
     _check_can_start(config, start_peers)
-    config, log, split = read_log(
+    config, log, split, choices = read_log(
         config, out, cache=cache, given=given, status=status, ranks=ONE_PROCESS
     )
     config = resolve_config(config, log, split)[0]
@@ -61,11 +63,11 @@ def train(
         check_machine_fits(
             workload_of(config, split.train_counts), service.servers, service.workers
         )
-    run = create_run(out, config, log)
+    run = create_run(out, config, log, fill=lambda folder: write_choices(folder, choices))
     with exclusive(out):
         status(_describe_start(config, split))
         with _trainer(run, split, None, start_peers) as trainer:
-            return trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
+            return run_to_end(trainer, on_progress, should_stop, status)
 
 
 def resume(
@@ -98,7 +100,7 @@ def resume(
         status(describe_resume(checkpoint, run.checkpoints.steps()))
         status(_describe_start(run.config, split))
         with _trainer(run, split, checkpoint, start_peers) as trainer:
-            return trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
+            return run_to_end(trainer, on_progress, should_stop, status)
 
 
 def _describe_start(config: TrainConfig, split: Split) -> str:

@@ -1,12 +1,14 @@
 """Advice on what to do next: options that fit the log, and the command that has them."""
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tapas.data.description import Description, describe
 from tapas.data.source import command_options
-from tapas.escapes import not_an_option, shell_join, shell_path
+from tapas.escapes import not_an_option, shell_join, shell_path, shell_word
 from tapas.evaluation.baselines import FOLLOWERS, OWN
 from tapas.evaluation.verdict import LEAST_USERS
 from tapas.heads.own_method import is_own
@@ -16,6 +18,8 @@ from tapas.training.run_folder import CONFIG, RunFolder
 
 if TYPE_CHECKING:
     from tapas.training.run_evaluation import RunsEvaluation
+
+LONGEST_NAME = 255  # bytes of a file name
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,18 @@ def run_again(run: RunFolder) -> list[str]:
     method = run.config.head.method
     named = ["--method", method] if is_own(method) else []
     return ["tapas", "train", "--config", f"{path}/{CONFIG}", "--out", f"{path}-2", *named]
+
+
+def whole_log_command(path: Path, own: str | None) -> str:
+    """The command that trains a model like the run in `path` on its whole log.
+
+    `own` is its method, if that is one of the user's own.
+    """
+    whole = path.with_name(f"{path.name}-whole")
+    if len(os.fsencode(whole.name)) > LONGEST_NAME:
+        whole = path.with_name("whole")
+    named = "" if own is None else f" --method {shell_word(own)}"
+    return f"tapas train --like {shell_path(path)}{named} --out {shell_path(whole)}"
 
 
 def next_training(

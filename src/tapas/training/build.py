@@ -277,12 +277,13 @@ def build_model(
     """Build the model. Its tables are local, or sharded over `ranks`, or built by `make`.
 
     `data` is the training data, for methods that read it and for counting parts, unless these are
-    given as `mixture`. With `to_load`, local tables have no
-    values (device "meta") until `load_model_state` gives them those of a checkpoint.
+    given as `mixture`. With `to_load`, rows are to be read and not trained: they have no
+    optimizer, and local ones no values (device "meta") until `load_model_state` gives them those
+    of a checkpoint.
     """
     check_ranks(config, ranks)
     num_classes, dim, seed = len(train_counts), config.model.dim, config.loop.seed
-    rows = build_row_optimizer(config.optimizer)
+    rows = None if to_load else build_row_optimizer(config.optimizer)
 
     def make_here(name: str, spec: TableSpec) -> ClassTable:
         bias = spec.has_bias and bias_from_counts(train_counts)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 JOURNAL = "journal.jsonl"
+SETTING = "setting"  # event: a setting that was not given, with its value and the reason
+END = "end"  # event: a process has trained to the end or was interrupted
 MAX_BYTES = 2**30  # of a journal that is read
 Value = float | int | str | None
 

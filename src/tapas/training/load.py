@@ -10,10 +10,12 @@ from torch import Tensor
 
 from tapas.data.splits import split_log
 from tapas.errors import DataError, UsageError
+from tapas.mixture import Mixture
 from tapas.retrieval.export_folder import ExportedModel, is_export
 from tapas.retrieval.recommender import Recommender
 from tapas.shapes import all_finite, check_device
-from tapas.training.model import SequenceModel
+from tapas.tables import ClassTable, LocalTable
+from tapas.training.model import Prediction, SequenceModel
 from tapas.training.run_evaluation import load_model
 from tapas.training.run_folder import RunFolder, open_run
 
@@ -66,7 +68,7 @@ class RunModel(Recommender):
     """The model of a run, with the users of its log."""
 
     def __init__(self, run: RunFolder, model: SequenceModel, step: int):
-        self._run, self._model = run, model
+        self.run, self.sequence_model, self.step = run, model, step
         super().__init__(
             name=f"run {run.path}, step {step:,}",
             item_keys=run.log.item_keys,
@@ -77,26 +79,26 @@ class RunModel(Recommender):
             exclude_seen=run.config.loop.exclude_seen,
         )
 
-    def ranked(
-        self,
-        items: Tensor,
-        lengths: Tensor,
-        k: int,
-        exclude: Tensor | None,
-        age: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        prediction = self._model.predict(items, lengths, age)
-        if self.score == "probability":
-            return prediction.topk_log_prob(k, exclude)
-        return prediction.topk(k, exclude)
+    @property
+    def output_table(self) -> ClassTable:
+        return self.sequence_model.output_table
+
+    @property
+    def mixture(self) -> Mixture | None:
+        return self.sequence_model.mixture
+
+    def predict(self, items: Tensor, lengths: Tensor, age: Tensor | None = None) -> Prediction:
+        return self.sequence_model.predict(items, lengths, age)
 
     def queries(self, items: Tensor, lengths: Tensor) -> Tensor:
-        return self._model.query(items, lengths)
+        return self.sequence_model.query(items, lengths)
 
     def class_vectors(self) -> Tensor:
-        table = self._model.output_table
+        table = self.sequence_model.output_table
+        if isinstance(table, LocalTable):
+            return table.weight
         return table.rows(torch.arange(table.num_classes))[0]
 
     def training_counts(self) -> NDArray[np.int64]:
-        counts: NDArray[np.int64] = split_log(self._run.log, self._run.config.split).train_counts
+        counts: NDArray[np.int64] = split_log(self.run.log, self.run.config.split).train_counts
         return counts

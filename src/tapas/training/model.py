@@ -243,11 +243,31 @@ class Prediction:
         """Exact log-probabilities (B, L) of `ids` (B, L)."""
         if self.mixture is None:
             return self.head.log_prob(self.query, ids)
-        if isinstance(self.head, FlatHead):
-            softmax = softmax_part.log_prob_of(self.head.table, self.query, ids, self.scale)
-        else:
-            softmax = self.head.log_prob(self.query, ids)
+        softmax = self._softmax_log_prob(ids)
         return self.mixed().log_prob(softmax, ids.to(softmax.device))
+
+    def _softmax_log_prob(self, ids: Tensor) -> Tensor:
+        """Log-probabilities (B, L) of `ids` (B, L) by the softmax, as the mixture scales it."""
+        if isinstance(self.head, FlatHead):
+            return softmax_part.log_prob_of(self.head.table, self.query, ids, self.scale)
+        return self.head.log_prob(self.query, ids)
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The parts of the model: the softmax, and the counting parts that it has."""
+        return ("softmax", *(() if self.mixture is None else self.mixture.names))
+
+    def contributions(self, ids: Tensor, exclude: Tensor | None = None) -> Tensor:
+        """What each part adds to the probabilities of `ids` (B, L): (B, L, parts), on the CPU.
+
+        Without counting parts it is 1, as there is only the softmax. Negative ids are padding.
+        """
+        if self.mixture is None or self.past is None:
+            return torch.ones(*ids.shape, 1, dtype=torch.float64)
+        ids = ids.clamp(min=0)
+        softmax = self._softmax_log_prob(ids)
+        banned = None if exclude is None else exclude.cpu()
+        return self.mixture.contributions(self.past, ids, softmax, banned)
 
 
 def best_classes(

@@ -42,9 +42,13 @@ class Choice:
     reason: str
 
     def __str__(self) -> str:
+        return "{name} = {value}: {reason}".format(**self.as_words())
+
+    def as_words(self) -> dict[str, str]:
+        """Name, value and reason, for the journal."""
         value = str(self.value).lower() if isinstance(self.value, bool) else self.value
-        shown = f"{value:,}" if isinstance(value, int) else value
-        return f"{self.name} = {shown}: {self.reason}"
+        shown = f"{value:,}" if isinstance(value, int) else str(value)
+        return {"name": self.name, "value": shown, "reason": self.reason}
 
 
 def choose_settings(

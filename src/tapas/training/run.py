@@ -25,7 +25,7 @@ from tapas.shapes import check_device
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingSetup, build_training, check_sizes, resolve_service
 from tapas.training.config import ServiceConfig, TrainConfig
-from tapas.training.journal import Journal, NoJournal
+from tapas.training.journal import END, SETTING, Journal, NoJournal
 from tapas.training.memory_plan import describe_memory
 from tapas.training.model import SequenceModel
 from tapas.training.recipe import Choice, choose_for_time, choose_settings
@@ -79,7 +79,9 @@ def train(
     """
     check_no_servers(config)
     started = time.monotonic()
-    config, log, split = read_log(config, out, cache=cache, given=given, status=status, ranks=ranks)
+    config, log, split, choices = read_log(
+        config, out, cache=cache, given=given, status=status, ranks=ranks
+    )
     forget_peak()  # that of reading the log
     setup = build_training(config, log, split, ranks)
     plan = None
@@ -89,7 +91,8 @@ def train(
             plan = plan_search(setup, validate, seconds, given or (), started=started)
         else:
             config = _in_time(
-                setup, validate, seconds, given, started=started, status=status, ranks=ranks,
+                setup, validate, seconds, given, choices,
+                started=started, status=status, ranks=ranks,
                 build=lambda config: build_training(config, log, split, ranks),
             )  # fmt: skip
         setup = build_training(config, log, split, ranks)
@@ -98,6 +101,7 @@ def train(
         del setup, validate  # a search needs the memory
 
     def begin(folder: Path) -> None:
+        write_choices(folder, choices)
         if plan is not None:
             write_plan(folder, plan)
 
@@ -112,10 +116,31 @@ def train(
             setup = build_training(run.config, log, split, ranks)
         status(describe_start(setup.config, split, ranks))
         with opened_trainer(run, split, setup, None, ranks) as trainer:
-            found = trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
+            found = run_to_end(trainer, on_progress, should_stop, status)
         if found.reason != "interrupted":
             status(describe_memory(setup.plan, peak_bytes()))
         return found
+
+
+def run_to_end(
+    trainer: Trainer, on_progress: OnProgress, should_stop: ShouldStop, status: Status
+) -> TrainResult:
+    """Train, and write into the journal how many steps this process made in which time."""
+    started, first = time.monotonic(), trainer.state.step
+    found = trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
+    if found.step > first:
+        trainer.journal.write(
+            found.step, END, reason=found.reason, steps=found.step - first,
+            seconds=round(time.monotonic() - started, 2), peak_bytes=peak_bytes(),
+        )  # fmt: skip
+    return found
+
+
+def write_choices(folder: Path, choices: Sequence[Choice]) -> None:
+    """Begin the journal of a new run in `folder` with what was chosen from its log."""
+    with Journal(folder, tensorboard=False) as journal:
+        for each in choices:
+            journal.write(0, SETTING, **each.as_words())
 
 
 def _in_time(
@@ -123,13 +148,21 @@ def _in_time(
     validate: Callable[[SequenceModel], dict[str, float]],
     seconds: float,
     given: Collection[str] | None,
+    choices: list[Choice],
     *,
     started: float,
     build: Callable[[TrainConfig], TrainingSetup],
     status: Status,
     ranks: Ranks,
 ) -> TrainConfig:
-    """The configuration of `setup` for a time, with another method if that is better in it."""
+    """The configuration of `setup` for a time, with another method if that is better in it.
+
+    That method then replaces the one in `choices`.
+    """
+
+    def tell(choice: Choice) -> None:
+        status(f"Chosen: {choice}.")
+        choices[:] = [each for each in choices if each.name != choice.name] + [choice]
 
     def instead(epochs: float) -> tuple[TrainConfig, Choice] | None:
         return None if given is None else choose_for_time(setup.config, given, epochs)
@@ -144,14 +177,14 @@ def _in_time(
         if other is None:
             raise
         config, words = fitted(other[0])
-        status(f"Chosen: {other[1]}.")
+        tell(other[1])
     else:
         steps = config.loop.steps or 0
         if (other := instead(steps / setup.windows.steps_per_epoch)) is not None:
             sampled, more = fitted(other[0])
             if (sampled.loop.steps or 0) >= FASTER * steps:
                 config, words = sampled, more
-                status(f"Chosen: {other[1]}.")
+                tell(other[1])
     status(words)
     return config
 
@@ -210,7 +243,7 @@ def resume(
             if restarts:
                 number = checkpoint.step if checkpoint else 0
                 trainer.journal.write(number, "restart", process="all ranks", restarts=restarts)
-            found = trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
+            found = run_to_end(trainer, on_progress, should_stop, status)
         if found.reason != "interrupted":
             status(describe_memory(setup.plan, peak_bytes()))
         return found
@@ -224,11 +257,11 @@ def read_log(
     given: Collection[str] | None = None,
     status: Status,
     ranks: Ranks,
-) -> tuple[TrainConfig, EventLog, Split]:
+) -> tuple[TrainConfig, EventLog, Split, list[Choice]]:
     """The log of a new run and its split, and `config` with the absolute paths and columns of it.
 
-    With `given`, settings other than these are chosen from the log. Raises UsageError early if
-    `out` or the device cannot be used.
+    With `given`, settings other than these are chosen from the log; the last value returned are
+    these choices. Raises UsageError early if `out` or the device cannot be used.
     """
     if config.split.kind == NONE:
         raise UsageError(
@@ -253,6 +286,7 @@ def read_log(
         status(words)
     if warning := check_users(log, split):
         status(warning)
+    choices: list[Choice] = []
     if given is not None:
         config, choices = choose_settings(config, log, split, given)
         for words in map(str, choices):
@@ -267,7 +301,7 @@ def read_log(
         status(f"Slow: model.layers is {config.model.layers:,}. Most models have 1 to 4.")
     validation_examples(log, config, split)  # or an error, before there is a run
     columns = cast("dict[str, Any]", log.report["columns"])
-    return replace(config, log=config.log.resolved(columns)), log, split
+    return replace(config, log=config.log.resolved(columns)), log, split, choices
 
 
 def reopen(folder: Path, service: ServiceConfig | None, *, everything: bool = True) -> RunFolder:

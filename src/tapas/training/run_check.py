@@ -25,6 +25,7 @@ from tapas.training.run_folder import (
     CONFIG,
     LOG,
     RECORD,
+    REPORT,
     RESTORE,
     best_step,
     log_cure,
@@ -36,7 +37,7 @@ from tapas.training.search_page import SEARCH_PAGE
 
 EARLIER = "no checksum, as an earlier version wrote it"
 TENSORBOARD = "tensorboard"
-KNOWN = {RECORD, CONFIG, LOG, CHECKPOINTS, JOURNAL, RESTORE, TENSORBOARD, SEARCH_PAGE}
+KNOWN = {RECORD, CONFIG, LOG, CHECKPOINTS, JOURNAL, RESTORE, TENSORBOARD, REPORT, SEARCH_PAGE}
 
 
 @dataclass(slots=True)

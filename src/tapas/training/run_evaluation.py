@@ -20,6 +20,7 @@ from tapas.evaluation.verdict import LEAST_USERS, beside, beside_baselines, too_
 from tapas.tables.ranks import ONE_PROCESS, Ranks
 from tapas.training.build import TrainingData, build_model, check_sizes
 from tapas.training.model import SequenceModel
+from tapas.training.model_facts import ModelFacts, inspect_model
 from tapas.training.run_folder import RunFolder, best_step
 
 
@@ -47,7 +48,9 @@ def load_model(
     counted = np.asarray(run.log.offsets)[1:] if whole_log else split.train_end
     data = TrainingData(None, run.log, split.train_end, counted)
     model = build_model(run.config, split.train_counts, ranks, data=data, to_load=True)
-    checkpoint = read_checkpoint(run.checkpoints, model, step, ranks, everything=False)
+    checkpoint = read_checkpoint(
+        run.checkpoints, model, step, ranks, everything=False, to_train=False
+    )
     load_model_state(model, checkpoint)
     return model.eval(), checkpoint.step
 
@@ -65,6 +68,7 @@ class RunsEvaluation:
     evaluation: Evaluation
     steps: dict[str, int]  # of the checkpoints, by the name of the run, the first one first
     lists: dict[str, ListCounts]  # what was found in files of lists, by their names in `evaluation`
+    facts: ModelFacts | None = None  # of the first run
 
     @property
     def num_users(self) -> int:
@@ -97,13 +101,15 @@ def evaluate_runs(
     limit: int | None = None,
     cutoffs: Sequence[int] = CUTOFFS,
     against: Sequence[Path] = (),
+    inspect: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ranks: Ranks = ONE_PROCESS,
 ) -> RunsEvaluation:
     """Evaluate runs, their baselines and the lists in the files `against` at the same points.
 
-    Targets and the treatment of seen items are those of the first run. All `ranks` share rows
-    and work; each gets the full result. Raises UsageError if the runs differ in log or split.
+    Targets and the treatment of seen items are those of the first run; with `inspect` its model is
+    looked into, unless its rows are on several ranks. All `ranks` share rows and work; each gets
+    the full result. Raises UsageError if the runs differ in log or split.
     """
     first, *others = runs
     for run in others:
@@ -130,6 +136,9 @@ def evaluate_runs(
         )  # fmt: skip
         del model
     model, at = load_model(first, step, ranks)
+    facts = None
+    if inspect and not ranks.is_distributed:
+        facts = inspect_model(model, first.log, points, target, options)
     before = total - len(points)
     evaluation = evaluate(
         model, first.log, splits, options,
@@ -137,7 +146,7 @@ def evaluate_runs(
         others=rivals | lists,
         on_progress=lambda done, _: on_progress(before + done, total), ranks=ranks,
     )  # fmt: skip
-    return RunsEvaluation(evaluation, {_name(first): at, **steps}, counts)
+    return RunsEvaluation(evaluation, {_name(first): at, **steps}, counts, facts)
 
 
 def _name(run: RunFolder) -> str:

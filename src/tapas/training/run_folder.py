@@ -6,11 +6,12 @@ run/
   log/            the prepared log: item and user keys, events
   checkpoints/    the newest and the best
   journal.jsonl   one line for each evaluation; tensorboard/ has the same
+  report.html     all of that to look at; search.html: what --tune tried
   restore.json    with servers: the checkpoint from which a restarted server continues
 
-Everything but tensorboard/ can be checked: run.json, config.toml, state.json of a checkpoint and
-each line of the journal carry their own checksum; run.json has that of log.json, log.json those
-of the other files of the log, state.json those of its checkpoint.
+Everything but tensorboard/ and pages can be checked: run.json, config.toml, state.json of a
+checkpoint and each line of the journal carry their own checksum; run.json has that of log.json,
+log.json those of the other files of the log, state.json those of its checkpoint.
 """
 
 import errno
@@ -65,6 +66,7 @@ from tapas.version import __version__, check_format
 FORMAT = 1
 RECORD, CONFIG, LOG = "run.json", "config.toml", "log"
 RESTORE = "restore.json"
+REPORT = "report.html"
 LOG_RECORD = f"{LOG}/{DESCRIPTION}"
 UNFINISHED = "run"  # its name in a private folder
 

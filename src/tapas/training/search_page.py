@@ -1,9 +1,11 @@
 """The page of a search for settings: what was tried, for how long, and what came of it."""
 
+import math
 from collections.abc import Sequence
 
+from tapas.charts import Line, line_chart
 from tapas.durations import duration
-from tapas.page import Block, Heading, Paragraph, Table, as_html
+from tapas.page import Block, Charts, Heading, Paragraph, Table, as_html
 from tapas.phrases import counted
 from tapas.training.settings_search import SearchPlan, Trial, in_round, in_words
 
@@ -23,6 +25,8 @@ def search_page(plan: SearchPlan, trials: Sequence[Trial], winner: int | None = 
     if winner is not None:
         words = in_words(plan.candidates[winner])
         blocks.append(Paragraph(f"Chosen: {words}.", "rule"))
+    if any(trial.score is not None for trial in trials):
+        blocks.append(_chart(plan, trials, winner))
     for number in range(plan.num_rounds, 0, -1):
         made = {trial.candidate: trial for trial in trials if trial.round == number}
         if not made:
@@ -46,4 +50,23 @@ def search_page(plan: SearchPlan, trials: Sequence[Trial], winner: int | None = 
                 ],
             )
         )
-    return as_html("Search for settings", blocks, {})
+    return as_html("Search for settings", blocks)
+
+
+def _chart(plan: SearchPlan, trials: Sequence[Trial], winner: int | None) -> Charts:
+    """MAP@20 of every candidate after the time of each round that it was in."""
+    names = {winner: "chosen", 0: "from the log"} | ({0: "chosen"} if winner == 0 else {})
+    lines = [
+        Line(
+            names.get(candidate, ""),
+            [
+                (trial.seconds, math.nan if trial.score is None else trial.score)
+                for trial in trials
+                if trial.candidate == candidate
+            ],
+            quiet=candidate not in names,
+        )
+        for candidate in range(len(plan.candidates))
+    ]
+    title = "MAP@20 after seconds of training"
+    return Charts({title: line_chart(lines, x="seconds", title=title)}, "Grey: other candidates.")

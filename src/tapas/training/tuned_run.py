@@ -24,7 +24,8 @@ from tapas.mixture import Mixture
 from tapas.tables.ranks import ONE_PROCESS
 from tapas.training.build import TrainingSetup, build_training
 from tapas.training.config import TrainConfig
-from tapas.training.journal import JOURNAL, Journal, read_journal
+from tapas.training.journal import JOURNAL, SETTING, Journal, read_journal
+from tapas.training.recipe import Choice
 from tapas.training.run_folder import RunFolder, write_config
 from tapas.training.search_page import SEARCH_PAGE, search_page
 from tapas.training.settings_search import (
@@ -142,6 +143,9 @@ def search_settings(run: RunFolder, split: Split, plan: SearchPlan, status: Stat
         config, words = lab.fitted(config, left)
         run = replace(run, config=config)
         write_config(run)
+        for name, value in plan.candidates[winner].items():
+            found = Choice(name, value, f"the best of {len(plan.candidates)} candidates")
+            journal.write(0, SETTING, **found.as_words())
         journal.write(0, CHOSEN, candidate=winner)
     _write_page(run, plan, trials, winner)
     first = score_of(plan, trials, 0)

@@ -24,6 +24,7 @@ from tapas.training.run import (
     check_no_servers,
     describe_start,
     opened_trainer,
+    run_to_end,
 )
 from tapas.training.run_evaluation import load_model
 from tapas.training.run_folder import (
@@ -69,7 +70,7 @@ def train_whole_log(
         status(describe_start(setup.config, split, ranks))
         with opened_trainer(run, split, setup, None, ranks) as trainer:
             trainer.save()  # the shares of counting parts, if it is killed before the next one
-            return trainer.run(on_progress=on_progress, should_stop=should_stop, status=status)
+            return run_to_end(trainer, on_progress, should_stop, status)
 
 
 def whole_log_config(like: RunFolder) -> TrainConfig:

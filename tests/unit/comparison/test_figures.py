@@ -11,8 +11,8 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from oracle.comparison_results import comparison, method, reference
 
+from tapas.charts import spread
 from tapas.comparison.contenders import CONTENDERS
-from tapas.comparison.figure_style import spread
 from tapas.comparison.figures import (
     PALE,
     draw_quality,

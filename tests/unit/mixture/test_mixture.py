@@ -26,6 +26,18 @@ def test_probabilities_are_those_of_a_loop_over_all_classes_and_sum_to_1(case):
         assert prob[b].sum() == pytest.approx(1, abs=1e-5)
 
 
+@given(case=cases())
+def test_contributions_of_the_parts_add_up_to_the_probabilities(case):
+    every = torch.arange(C).expand(len(case.items), C)
+    want = case.mixture(case.past, case.exclude).log_prob(case.softmax, every).exp()
+    found = case.mixture.contributions(case.past, every, case.softmax, case.exclude)
+    assert found.shape == (*every.shape, 1 + len(case.mixture.names))
+    assert bool((found >= 0).all())
+    torch.testing.assert_close(found.sum(dim=2).float(), want, rtol=1e-4, atol=1e-30)
+    shares = case.mixture(case.past, case.exclude).log_shares.exp()
+    torch.testing.assert_close(found.sum(dim=1), shares, rtol=1e-4, atol=1e-6)
+
+
 @given(case=cases(), k=st.sampled_from([1, 3, C, C + 2]))
 def test_the_best_classes_are_those_of_all_probabilities(case, k):
     """With ties, and -1 where no class is left."""

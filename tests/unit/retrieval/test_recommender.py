@@ -1,7 +1,7 @@
 """Recommendations of a model whose answers are obvious, for every kind of input."""
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -31,16 +31,22 @@ class Obvious(Recommender):
             exclude_seen=exclude_seen, fixed_width=fixed_width,
         )  # fmt: skip
 
-    def ranked(self, items, lengths, k, exclude, age=None):
+    def predict(self, items, lengths, age=None):
         assert items.dtype == lengths.dtype == torch.int64
         self.seen.append((items, lengths))
         self.ages.append(None if age is None else age.tolist())
-        self.excluded.append(exclude)
-        excluded = [[]] * len(items) if exclude is None else exclude.tolist()
-        ids = [[c for c in range(C) if c not in row][:k] for row in excluded]
-        ids = torch.tensor([row + [-1] * (k - len(row)) for row in ids])
-        score = torch.full(ids.shape, 0.5).cumprod(1).log().masked_fill(ids < 0, -torch.inf)
-        return score, ids
+
+        def topk_log_prob(k, exclude):
+            self.excluded.append(exclude)
+            excluded = [[]] * len(items) if exclude is None else exclude.tolist()
+            ids = [[c for c in range(C) if c not in row][:k] for row in excluded]
+            ids = torch.tensor([row + [-1] * (k - len(row)) for row in ids])
+            score = torch.full(ids.shape, 0.5).cumprod(1).log().masked_fill(ids < 0, -torch.inf)
+            return score, ids
+
+        return SimpleNamespace(topk_log_prob=topk_log_prob)
+
+    output_table = None
 
     def queries(self, items, lengths):
         return torch.stack([items.sum(dim=1), lengths], dim=1).float()

@@ -148,7 +148,7 @@ def test_steps_ahead_end_at_an_evaluation_and_are_finished_before_a_stop(file, t
     outcome = train(config, tmp_path / "run", start_peers=start_peers, should_stop=lambda: True)
     assert (outcome.reason, outcome.step) == ("interrupted", 5)
     events = [(e["step"], e["event"]) for e in read_journal(tmp_path / "run" / "journal.jsonl")]
-    assert events == [(5, "evaluate"), (5, "service")]
+    assert events == [(5, "evaluate"), (5, "service"), (5, "end")]
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"step": "x"}'])

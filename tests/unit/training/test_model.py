@@ -152,6 +152,17 @@ def test_lists_are_the_best_of_all_classes(k, exclude, mixed):
             assert score[row].tolist() == pytest.approx(want, rel=1e-4)
 
 
+def test_every_part_says_what_it_adds_to_a_listed_item():
+    after = build(mixed=True).predict(ITEMS, LENGTHS, AGES)
+    score, ids = after.topk(4)
+    found = after.contributions(ids)
+    assert after.part_names == ("softmax", "copy", "follow")
+    torch.testing.assert_close(found.sum(dim=2).log().float(), score, rtol=1e-4, atol=1e-5)
+    plain = build(mixed=False).predict(ITEMS, LENGTHS, AGES)
+    assert plain.part_names == ("softmax",)
+    assert plain.contributions(ids).tolist() == [[[1.0]] * 4] * 3
+
+
 @pytest.mark.parametrize("mixed", [True, False], ids=["mixture", "softmax"])
 def test_histories_are_encoded_a_few_at_a_time_to_predict(mixed, monkeypatch):
     model = build(mixed=mixed)

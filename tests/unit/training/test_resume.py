@@ -223,8 +223,12 @@ def test_patience_survives_a_resume(config, tmp_path):
     assert outcome.reason == "no_improvement"
     again = session.resume(tmp_path / "run")
     assert again == outcome
-    steps = [line["step"] for line in read_journal(tmp_path / "run" / "journal.jsonl")]
+    lines = read_journal(tmp_path / "run" / "journal.jsonl")
+    steps = [line["step"] for line in lines if line["event"] == "evaluate"]
     assert steps == list(range(1, outcome.step + 1))
+    (end,) = (line for line in lines if line["event"] == "end")  # the second time had no step
+    assert (end["reason"], end["steps"]) == ("no_improvement", outcome.step)
+    assert end["seconds"] > 0
 
 
 def test_without_validation_data_no_run_is_created(config, tmp_path):
