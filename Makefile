@@ -17,7 +17,7 @@ STUDIES := figure-1 figure-2 pool-size temperature figure-1-priority figure-2-pr
 
 FUZZ_MINUTES := 60
 
-.PHONY: demo test check lint fuzz sanitize bench figures evidence clean
+.PHONY: demo test check lint browser fuzz sanitize bench figures evidence clean
 
 demo: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,demo]" \
@@ -25,11 +25,14 @@ demo: $(READY)
 	rm -rf demo
 	$(BIN)/tapas demo
 
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest -n 2
 
 check: lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+browser: $(READY)
+	sh tests/browser/install.sh
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

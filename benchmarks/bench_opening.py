@@ -18,51 +18,15 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
-import polars as pl
+from made_up_runs import make_run
 from measuring import interleave, quick, ratio, ratio_target, spread, write_record
 
 import tapas
 from tapas import checksums
-from tapas.checkpoints.model import contents_of
-from tapas.data.event_log import EventLog, write_log
-from tapas.data.splits import split_log
-from tapas.data.vocabulary import Vocabulary
-from tapas.tables.ranks import ONE_PROCESS
-from tapas.training.build import TrainingData, build_model
-from tapas.training.config import build_config
 from tapas.training.run_check import check_run
-from tapas.training.run_folder import create_run
 
 ITEMS, EVENTS, TURNS = (300_000, 1_000_000, 3) if quick() else (7_400_000, 40_000_000, 7)
-DIM, LENGTH = 128, 20
-
-
-def make_log(folder: Path) -> EventLog:
-    """`EVENTS` events of uniform items, by users with `LENGTH` events each."""
-    items = np.random.default_rng(0).integers(0, ITEMS, EVENTS, dtype=np.int32)
-    offsets = np.arange(0, EVENTS + 1, LENGTH)
-    arrays = {"items": items, "times": np.arange(EVENTS), "offsets": offsets}
-    keys = {"item": np.bincount(items, minlength=ITEMS), "user": np.diff(offsets)}
-    vocabularies = {
-        kind: Vocabulary(pl.Series(np.arange(len(counts))), counts, kind=kind)
-        for kind, counts in keys.items()
-    }
-    folder.mkdir()
-    write_log(folder, arrays, vocabularies, {"items": ITEMS, "time_kind": "number"})
-    return EventLog.open(folder)
-
-
-def make_run(folder: Path) -> Path:
-    """A run with one checkpoint of random weights; speed does not depend on them."""
-    tables = {"log": {"files": ["none"]}, "model": {"dim": DIM}, "split": {"kind": "last"}}
-    config, log = build_config(tables), make_log(folder / "log")
-    split = split_log(log, config.split)
-    data = TrainingData(None, log, split.train_end)
-    model = build_model(config, split.train_counts, ONE_PROCESS, data=data)
-    run = create_run(folder / "run", config, log)
-    run.checkpoints.save(1, contents_of(model), {}, best=True)
-    return run.path
+DIM = 128
 
 
 def without_checks(run: Path) -> None:
@@ -75,7 +39,7 @@ def without_checks(run: Path) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        run = make_run(Path(name))
+        run = make_run(Path(name), ITEMS, EVENTS, dim=DIM)
         num_bytes = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
         seconds = interleave(
             {

@@ -116,6 +116,11 @@ THEMES = {
         "What do checksums cost when a run is opened?",
         sections.opening,
     ),
+    "serve": Theme(
+        "bench_serve.py",
+        "What does the API of `tapas serve` cost beside the bare top-k?",
+        sections.serve,
+    ),
     "small-step": Theme(
         "bench_small_step.py",
         "How slow is the head where Python overhead dominates, against a hand-written loop?",

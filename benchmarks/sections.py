@@ -358,6 +358,37 @@ def opening(record: Record) -> str:
     return against(record["results"]["seconds"], "without checks", "against without checks")
 
 
+def serve(record: Record) -> str:
+    """Throughput and latency for each number of clients, then memory."""
+    rows, parts = [], []
+    for items, found in record["results"]["sizes"].items():
+        for clients, turns in found["clients"].items():
+            floor = [int(clients) / seconds for seconds in turns["floor_seconds"]]
+            each = turns["seconds"]
+            rows.append(
+                (
+                    f"{int(items):,}",
+                    clients,
+                    f"{statistics.median(turns['per_second']):,.0f}",
+                    ratio(turns["per_second"], floor),
+                    timing([turn["p50"] for turn in each]),
+                    timing([turn["p99"] for turn in each]),
+                    timing(turns["floor_seconds"]),
+                )
+            )
+    head = ("items", "clients", "requests/s", "of the floor", "p50", "p99", "bare top-k")
+    parts.append(table(head, rows))
+    if (long := record["results"].get("long")) is not None:
+        own = [size for _, size in long["own_bytes"]]
+        failed = f"a request failed: {long['failed']}" if long["failed"] else "no request failed"
+        parts.append(
+            f"Long load: {long['requests']:,} requests of 64 clients in "
+            f"{duration(long['own_bytes'][-1][0])}, {long['reloads']:.0f} reloads, {failed}; "
+            f"memory of its own {megabytes(min(own))} to {megabytes(max(own))}."
+        )
+    return "\n\n".join(parts)
+
+
 def small_step(record: Record) -> str:
     steps = record["settings"]["steps_per_repeat"]
     parts = []

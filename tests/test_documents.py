@@ -1,5 +1,6 @@
 """What README.md and docs/ tell people to type is typed here, and their links lead somewhere."""
 
+import json
 import os
 import re
 import shlex
@@ -19,7 +20,8 @@ from tapas.training.config import TrainConfig, as_tables
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in (ROOT / "README.md", *DOCS)}
-RUN_IN_ORDER = ("README.md", "docs/start.md", "docs/training.md")
+RUN_IN_ORDER = ("README.md", "docs/start.md", "docs/training.md", "docs/serving.md")
+SERVED = "http://127.0.0.1:8321"
 SHORTER = {  # what makes a command quick enough for a test
     "train": ["--steps", "3", "--set", "model.dim=8"],
     "compare": shlex.split(
@@ -78,20 +80,40 @@ def test_commands_run(page, purchases):
     environment = {**os.environ, "XDG_CACHE_HOME": str(purchases / "cache")}
     lines = "\n".join(blocks(page, "console")).splitlines()
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("$ ")]
-    if page == "docs/training.md":  # which speaks of a run that is there
+    if page in ("docs/training.md", "docs/serving.md"):  # which speak of a run that is there
         commands.insert(0, ["tapas", "train", "purchases.parquet", "--out", "run"])
     assert commands
+    server, address = None, ""
     for program, *arguments in commands:
         if not {"--resume", "--like"} & {*arguments}:  # which have the sizes of their run
             arguments += next((SHORTER[word] for word in arguments if word in SHORTER), [])
         if program == "torchrun":
             start = [sys.executable, "-m", "torch.distributed.run", *arguments]
             subprocess.run(start, check=True, cwd=purchases, env=environment)
+        elif arguments[0] == "serve":
+            server, address = start_server(arguments, purchases, environment)
+        elif program == "curl":
+            words = [word.replace(SERVED, address) for word in arguments]
+            done = subprocess.run(["curl", *words], check=True, capture_output=True, text=True)
+            assert "error" not in json.loads(done.stdout), done.stdout
         elif program == "tapas":
             done = Forked(*arguments, cwd=purchases, env=environment).end()
             assert done.returncode == 0, f"{arguments}: {done.stderr}"
         else:
             assert program == "pip"  # tests/test_wheel.py installs the package
+    if server is not None:
+        server.terminate()
+        server.communicate(timeout=60)
+        assert server.returncode == 0
+
+
+def start_server(arguments, folder, environment):
+    """The process of `tapas serve` on a free port, and its address."""
+    command = [sys.executable, "-m", "tapas", *arguments, "--port", "0"]
+    server = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    return server, server.stdout.readline().strip()
 
 
 def test_the_settings_page_shows_all_defaults():

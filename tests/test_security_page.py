@@ -110,6 +110,15 @@ TESTS = {
             "test_a_cluster_that_may_not_require_a_token_is_refused",
         ),
     ],
+    "S15": [
+        ("web/test_guard.py", "test_a_page_whose_name_points_to_this_machine_cannot_ask"),
+        ("web/test_guard.py", "test_without_the_token_everything_but_healthz_is_refused"),
+        ("cli/test_serve.py", "test_other_machines_may_ask_only_with_a_token"),
+        ("web/test_requests.py", "test_a_body_that_is_too_long_is_refused"),
+        ("web/test_requests.py", "test_no_answer_has_a_path_of_the_machine"),
+        ("fuzz/test_api_requests.py", "test_requests_are_answered_with_a_list_or_a_sentence"),
+        ("browser/test_explorer.py", "test_hostile_items_are_text"),
+    ],
 }
 # what can make code of data, and the files that may use it: what Ray sends, a method that the user
 # has named, a program that the user trusts

@@ -28,7 +28,7 @@ def test_the_wheel_holds_the_package_and_imports_from_it(tmp_path):
     packed = {str(p.relative_to(unpacked)) for p in unpacked.rglob("*") if p.is_file()}
     source = {
         str(p.relative_to(ROOT / "src"))
-        for kind in ("*.py", "*.cpp", "*.h", "*.bib")
+        for kind in ("*.py", "*.cpp", "*.h", "*.bib", "static/*")
         for p in (ROOT / "src" / "tapas").rglob(kind)
     }
     mine = {name for name in packed if name.startswith("tapas/")}

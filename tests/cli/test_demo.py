@@ -13,6 +13,7 @@ from tapas.comparison import demo as showcase
 from tapas.comparison.listening_log import ListeningLogConfig
 from tapas.escapes import shell_word
 from tapas.page import Marked
+from tapas.training.journal import read_journal
 from tapas.training.run_folder import open_run
 
 pytestmark = pytest.mark.slow
@@ -67,10 +68,14 @@ def test_off_a_terminal_lines_tell_the_log_the_progress_and_what_to_do_next(done
     assert "Training model 3 of 3: chosen from the log." in lines
     assert sum(line.startswith("step 20 of 20 · loss ") for line in lines) == 3
     user = re.search(r"^Listener (\d+)$", ended.stdout, flags=re.MULTILINE)[1]
-    assert lines[-1] == (
-        f"Next: `tapas recommend {shell_word(folder / RUNS[2])} --user {user}`. For a log of your "
-        "own: `tapas inspect LOG`, then `tapas train LOG --out run`."
-    )
+    run = shell_word(folder / RUNS[2])
+    assert lines[-5:] == [
+        "For a log of your own: `tapas inspect LOG`, then `tapas train LOG --out run`.",
+        f"Report: {folder / 'report.html'}",
+        "Next:",
+        f"  tapas recommend {run} --user {user}",
+        f"  tapas serve {run}    # then open http://127.0.0.1:8321/",
+    ]
     again = CliRunner().invoke(app, ["recommend", str(folder / RUNS[2]), "--user", user])
     assert again.exit_code == 0, again.output
 
@@ -96,8 +101,9 @@ def test_the_page_needs_no_other_files_and_has_the_same_numbers(done):
 def test_all_models_train_for_the_same_steps_and_are_drawn(done):
     _, folder = done
     for name, copies in zip(RUNS, (False, False, True), strict=True):
-        lines = (folder / name / "journal.jsonl").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in lines] == list(range(2, 21, 2))
+        lines = read_journal(folder / name / "journal.jsonl")
+        steps = [line["step"] for line in lines if line["event"] == "evaluate"]
+        assert steps == list(range(2, 21, 2))
         assert open_run(folder / name).config.model.copy is copies
     assert "is not drawn" not in (folder / "report.html").read_text()
 

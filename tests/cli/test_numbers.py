@@ -7,6 +7,7 @@ from tapas.comparison import demo, stages
 from tapas.errors import UsageError
 from tapas.servers import run as servers
 from tapas.training.trainer import Trainer
+from tapas.web import server as web_server
 
 pytestmark = pytest.mark.slow
 
@@ -17,6 +18,7 @@ CALLS = {  # what makes a call of a command complete, beside the option
     "evaluate": ("run",),
     "recommend": ("run", "--user", "u1"),
     "similar": ("run", "--item", "1001"),
+    "serve": ("run",),
     "export": ("run", "--to", "new.parquet", "--force"),
     "compare": ("log.csv", "--cache", "cache", "--budget", "1s", "--methods", "sampled"),
     "plan": ("--classes", 1000, "--dim", 8),
@@ -46,7 +48,13 @@ def _nothing_long(monkeypatch):
         raise UsageError("the work would begin here.")
 
     monkeypatch.setattr(Trainer, "run", stop)
-    for module, name in ((servers, "train"), (stages, "compare"), (demo, "train_variant")):
+    replaced = (
+        (servers, "train"),
+        (stages, "compare"),
+        (demo, "train_variant"),
+        (web_server, "serve"),
+    )
+    for module, name in replaced:
         monkeypatch.setattr(module, name, stop)
 
 

@@ -13,6 +13,7 @@ from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import AsJson
 from tapas.cli.progress import Advance, EvaluationLines, progress_bar
+from tapas.cli.serve import PORT
 from tapas.cli.terminal import print_lines, print_table, say, status
 from tapas.errors import UsageError
 from tapas.escapes import shell_path, shell_word
@@ -91,10 +92,15 @@ def demo(
             _print(finished.found, finished.people)
         status(f"Wrote {out / 'report.html'}, {out / 'results.json'} and a run for each model.")
         user = finished.people[0].name.split()[-1]
-        command = f"tapas recommend {shell_path(finished.run)} --user {shell_word(user)}"
-        status(
-            f"Next: `{command}`. For a log of your own: `tapas inspect LOG`, then `tapas train LOG "
-            "--out run`."
+        run = shell_path(finished.run)
+        items = "" if finished.items is None else f" --items {shell_path(finished.items)}"
+        status("For a log of your own: `tapas inspect LOG`, then `tapas train LOG --out run`.")
+        status(f"Report: {out / 'report.html'}")
+        print_lines(
+            "Next:",
+            f"  tapas recommend {run} --user {shell_word(user)}",
+            f"  tapas serve {run}{items}    # then open http://127.0.0.1:{PORT}/",
+            err=True,
         )
 
 
@@ -118,11 +124,13 @@ class _Finished(NamedTuple):
     people: list["Lists"]
     document: str
     run: Path  # of the model that made the lists
+    items: Path | None  # the names of its items, if their keys are no words
 
 
 def _run(out: Path, steps: int | None, synthetic: bool, seed: int) -> _Finished:
     folder = OutputFolder(out)
     from tapas.comparison import demo as showcase
+    from tapas.comparison.groceries import write_item_table
 
     log = showcase.find_demo_log(out, synthetic)
     status(log.about)
@@ -155,7 +163,11 @@ def _run(out: Path, steps: int | None, synthetic: bool, seed: int) -> _Finished:
     document = showcase.as_document(log, found, runs, seed)
     page = showcase.make_page(log, found, people, runs)
     folder.write({"report.html": page, "results.json": (document + "\n").encode()})
-    return _Finished(found, people, document, runs[showcase.CHOSEN].path)
+    items = None
+    if log.products is not None:
+        items = out / "items.csv"
+        write_item_table(log.products, items)
+    return _Finished(found, people, document, runs[showcase.CHOSEN].path, items)
 
 
 def _quiet(words: str) -> None:

