@@ -45,7 +45,7 @@ def test_there_is_one_query_for_every_position_and_a_shorter_batch_gives_the_sam
     torch.testing.assert_close(encoder(x[:2, :4], lengths[:2]), encoder(x, lengths)[:2, :4])
 
 
-@pytest.mark.parametrize("share", [0.15, 1.0], ids=["few", "all"])
+@pytest.mark.parametrize("share", [0.0, 0.15, 1.0], ids=["last", "few", "all"])
 @pytest.mark.parametrize(("num_sequences", "longest"), [(13, T), (7, T - 2), (1, 1), (23, 50)])
 def test_queries_without_padding_are_those_of_forward_with_gradients_and_dropout(
     build, num_sequences, longest, share
@@ -56,6 +56,8 @@ def test_queries_without_padding_are_those_of_forward_with_gradients_and_dropout
         lengths[[0, 5]] = 0  # this rank has fewer examples
     places = Places.of(lengths, max(T, longest))
     predicts = torch.rand(len(places.index), generator=draws) < share
+    if share == 0:
+        predicts[lengths[lengths > 0].cumsum(0) - 1] = True  # the end of each sequence
     predicts[-1] = True
     query_index = places.index[predicts]
     vectors = torch.randn(len(places.index), D, generator=draws, dtype=torch.float64)

@@ -1,5 +1,6 @@
 """A real server under attack at its socket: it answers with a sentence, and goes on for others."""
 
+import asyncio
 import json
 import os
 import resource
@@ -162,6 +163,51 @@ def test_requests_that_are_sent_at_once_are_answered_in_order(server):
     assert [each[0] for each in found] == [200, 200, 404, 200] * 20 + [200]
     items = [json.loads(each[1])["item"] for each in found[1:-1:2] if each[0] == 200]
     assert items == [1003, 1004] * 20
+
+
+def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(server):
+    body = b'{"histories":[[1000]],"k":3}'
+    head = post(b"Connection: close", b"Expect: 100-continue", b"Content-Length: %d" % len(body))
+    with connect(server) as connection:
+        connection.sendall(head)
+        assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert [each[0] for each in answers(read_all(connection))] == [200]
+
+
+class Written:
+    """A transport that keeps what is written, and whether it was closed."""
+
+    def __init__(self):
+        self.sent, self.closed = [], False
+
+    def write(self, data):
+        self.sent.append(data)
+
+    def close(self):
+        self.closed = True
+
+    def is_closing(self):
+        return self.closed
+
+
+def test_what_is_written_in_one_turn_of_the_loop_is_sent_at_once():
+    transport = Written()
+
+    async def turns():
+        joined = connection_module.JoinedWrites(transport, asyncio.get_running_loop())
+        joined.write(b"head ")
+        joined.write(b"body")
+        assert transport.sent == []
+        await asyncio.sleep(0)
+        assert transport.sent == [b"head body"]
+        joined.write(b"last")
+        joined.close()
+        assert joined.is_closing()
+        await asyncio.sleep(0)
+        assert (transport.sent, transport.closed) == ([b"head body", b"last"], True)
+
+    asyncio.run(turns())
 
 
 def test_half_a_request_and_no_more_is_no_harm(server):

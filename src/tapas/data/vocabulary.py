@@ -1,6 +1,7 @@
 """The vocabulary of users or items: raw keys, their ids 0 .. n-1, and their counts."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -98,6 +99,9 @@ class Vocabulary:
 
     def known_ids(self, keys: Sequence[str | int]) -> NDArray[np.int64]:
         """As `ids`, but -1 for unknown keys."""
+        if self._keys.dtype.is_integer() and all(type(key) is int for key in keys):
+            with suppress(OverflowError):  # a number that no key of this type can be
+                return self._find_numbers(np.array(keys, dtype=self._numbers.dtype))
         text = pl.Series(keys, dtype=pl.String, strict=False)
         return self.find(text.cast(self._keys.dtype, strict=False))
 
@@ -116,14 +120,27 @@ class Vocabulary:
 
     def find(self, keys: pl.Series) -> NDArray[np.int64]:
         """The ids of `keys`, -1 for unknown keys and null. The type must be that of `cast_keys`."""
-        order, sorted_keys = self._index
         found = np.full(keys.len(), -1, dtype=np.int64)
+        if keys.null_count():
+            found[keys.is_not_null().to_numpy()] = self.find(keys.drop_nulls())
+            return found
+        if self._keys.dtype.is_integer():
+            return self._find_numbers(keys.to_numpy())
+        order, sorted_keys = self._index
         if sorted_keys.len() and keys.len():
-            position = sorted_keys.search_sorted(keys.fill_null(sorted_keys[0]), side="left")
-            position = position.clip(0, sorted_keys.len() - 1)
-            same = (sorted_keys.gather(position) == keys).fill_null(False).to_numpy()
-            found[same] = order[position.to_numpy()[same]]
+            place = sorted_keys.search_sorted(keys, side="left").to_numpy()
+            place = np.minimum(place, sorted_keys.len() - 1)
+            same = (sorted_keys.gather(place) == keys).to_numpy()
+            found[same] = order[place[same]]
         return found
+
+    def _find_numbers(self, keys: NDArray[np.integer]) -> NDArray[np.int64]:
+        """As `find`, for keys that are integers: without the fixed cost of calls to polars."""
+        order, _ = self._index
+        if not len(order):
+            return np.full(len(keys), -1, dtype=np.int64)
+        place = np.searchsorted(self._numbers, keys).clip(max=len(order) - 1)
+        return np.where(self._numbers[place] == keys, order[place], -1)
 
     def starting_with(self, text: str, limit: int) -> NDArray[np.int64]:
         """The first `limit` ids whose keys begin with `text`, that of `text` itself before all."""
@@ -171,7 +188,7 @@ class Vocabulary:
         """Whether the other has the same keys with the same ids."""
         return self._keys.equals(other._keys, check_dtypes=True, null_equal=True)
 
-    @property
+    @cached_property
     def rare_id(self) -> int | None:
         """The id of the class of all rare items, which is never recommended; None without one."""
         if not self._keys.null_count():
@@ -199,6 +216,11 @@ class Vocabulary:
         order = self._keys.arg_sort(nulls_last=True)
         order = order.head(len(self) - self._keys.null_count())
         return order.to_numpy().astype(np.int64), self._keys.gather(order)
+
+    @cached_property
+    def _numbers(self) -> NDArray[np.integer]:
+        """The sorted keys, if they are integers."""
+        return self._index[1].to_numpy()
 
     def _rare_or_unknown(self, key: str | int) -> int:
         if key == RARE_KEY and self.rare_id is not None:

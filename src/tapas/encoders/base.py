@@ -41,6 +41,13 @@ class Places:
             rows = rows.new_zeros(self.size, rows.shape[1]).index_copy(0, self.index, rows)
         return rows.view(len(self.lengths), self.width, rows.shape[1])
 
+    def are_ends(self, query_index: Tensor) -> bool:
+        """Whether `query_index` (Q,) of the flattened matrix is the end of each sequence."""
+        if len(query_index) != len(self.lengths):
+            return False
+        begin = torch.arange(0, self.size, self.width, device=self.lengths.device)
+        return bool((begin + self.lengths - 1 == query_index).all())
+
     def find(self, query_index: Tensor) -> Tensor:
         """Which of the N events are at `query_index` (Q,) of the flattened matrix, (Q,)."""
         if len(self.index) == self.size:

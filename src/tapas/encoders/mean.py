@@ -39,7 +39,9 @@ class MeanEncoder(Encoder):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         few = FEW * len(query_index) <= len(rows) and places.width <= self.window
-        if few and rows.is_cpu and not torch.is_autocast_enabled("cpu"):
+        if places.width <= self.window and places.are_ends(query_index):
+            mean = sequence_means(rows, places.lengths)
+        elif few and rows.is_cpu and not torch.is_autocast_enabled("cpu"):
             mean = means_so_far(rows, places, query_index)
         else:
             means = self._means(places.pad(rows))
@@ -55,6 +57,12 @@ class MeanEncoder(Encoder):
         age = position[:, None] - position[None, :]  # of item s (column) at position t (row)
         inside = ((age >= 0) & (age < self.window)).to(x.dtype)
         return (inside / inside.sum(dim=1, keepdim=True)) @ x
+
+
+def sequence_means(rows: Tensor, lengths: Tensor) -> Tensor:
+    """The means (B, D) of B sequences with events `rows` (N, D); `lengths` (B,) are positive."""
+    event = torch.arange(len(rows), device=rows.device)
+    return nn.functional.embedding_bag(event, rows, lengths.cumsum(0) - lengths, mode="mean")
 
 
 def means_so_far(rows: Tensor, places: Places, query_index: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 
 import msgspec
 import numpy as np
@@ -258,7 +258,8 @@ def _resolved(jobs: Sequence[ListsJob]) -> list[_Resolved]:
 
 def _ids_of(lists: Sequence[Sequence[Key]], known: Vocabulary) -> list[Ids]:
     flat = known.known_ids([key for keys in lists for key in keys])
-    return np.split(flat, np.cumsum([len(keys) for keys in lists])[:-1])
+    ends = accumulate(map(len, lists))
+    return [flat[end - len(keys) : end] for keys, end in zip(lists, ends, strict=True)]
 
 
 def _prepare(job: ListsJob, found: _Resolved) -> _Prepared:
@@ -330,6 +331,8 @@ def _pasts_of_users(job: ListsJob, ids: Ids) -> list[tuple[Ids, NDArray[np.integ
 
 
 def _unknown(keys: Sequence[Key], ids: Ids) -> list[Key]:
+    if not len(ids) or ids.min() >= 0:
+        return []
     return [keys[number] for number in np.flatnonzero(ids < 0).tolist()]
 
 

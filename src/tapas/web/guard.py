@@ -6,6 +6,7 @@ import hmac
 import re
 import time
 from collections.abc import Collection
+from functools import lru_cache
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -69,7 +70,7 @@ class Guard:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         known = self.token is None or scope["path"] in OPEN
-        if self.hosts is not None and _host(headers) not in self.hosts:
+        if self.hosts is not None and _host(headers.get(b"host", b"")) not in self.hosts:
             words = "this server is called by the name of its own machine only."
             await as_error(421, words)(scope, receive, send)
         elif not known and not _has_token(headers.get(b"authorization", b""), self.token or ""):
@@ -80,10 +81,10 @@ class Guard:
             await self.app(scope, _limited(receive, headers), send)
 
 
-def _host(headers: dict[bytes, bytes]) -> str:
+@lru_cache(64)
+def _host(header: bytes) -> str:
     """The name by which the client called the server, without the port; "" for nonsense."""
-    host = headers.get(b"host", b"").decode("latin-1").lower()
-    found = re.fullmatch(r"(\[[^\]]*\]|[^:\[]*)(:[0-9]*)?", host)
+    found = re.fullmatch(r"(\[[^\]]*\]|[^:\[]*)(:[0-9]*)?", header.decode("latin-1").lower())
     return "" if found is None else found[1]
 
 

@@ -1,6 +1,7 @@
 """The models of a server, and their replacement by newer ones without a pause."""
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -62,7 +63,10 @@ class Models:
         with ThreadPoolExecutor(1, "reload") as executor:
             while True:
                 await asyncio.sleep(seconds)
+                before = self.num_reloads
                 await loop.run_in_executor(executor, self.look, status)
+                if self.num_reloads > before:
+                    await loop.run_in_executor(executor, settle_garbage)
 
     def look(self, status: Callable[[str], None]) -> None:
         """Replace the models whose folders have changed."""
@@ -81,6 +85,17 @@ class Models:
                 step = "" if model.step is None else f", step {model.step:,}"
                 status(f"{name} was replaced by what is in its folder now{step}.")
             self._seen[name] = found
+
+
+def settle_garbage() -> None:
+    """Have the garbage collector pass over all that is in memory now.
+
+    Libraries and models are half a million objects that stay. Looking through them took a third of
+    the time of the thread that reads requests.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def open_folder(

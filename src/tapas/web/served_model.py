@@ -63,6 +63,8 @@ class ServedModel:
     def as_history(self, ids: Ids) -> Ids:
         """`ids` of a history as the model reads them: unknown ones, -1, as rare items or not."""
         rare = self.model.item_keys.rare_id
+        if not len(ids) or ids.min() >= 0:
+            return ids
         return ids[ids >= 0] if rare is None else np.where(ids < 0, rare, ids)
 
     def predict(self, items: Tensor, lengths: Tensor, age: Tensor) -> Prediction:
@@ -84,8 +86,7 @@ class ServedModel:
         found = score.exp() if self.model.score == "probability" else score
         all_ids, scores = ids.cpu().numpy(), found.cpu().numpy()
         ranked = []
-        for row in range(len(queries)):
-            size = int((all_ids[row] >= 0).sum())
+        for row, size in enumerate((all_ids >= 0).sum(axis=1).tolist()):
             ranked.append(
                 Ranked(
                     all_ids[row, :size],

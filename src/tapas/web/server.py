@@ -28,7 +28,7 @@ from tapas.web.connection import Connection, allowed_connections
 from tapas.web.explorer import Explorer
 from tapas.web.guard import Guard
 from tapas.web.measurements import Measurements
-from tapas.web.models import Models
+from tapas.web.models import Models, settle_garbage
 from tapas.web.openapi import docs_page, docs_style, openapi
 from tapas.web.request_errors import HANDLED
 
@@ -210,12 +210,14 @@ def serve(
             access_log=False,
             ws="none",
             server_header=False,
+            proxy_headers=False,
             http=Connection,
             limit_concurrency=allowed_connections(),
             timeout_graceful_shutdown=DRAIN_SECONDS,
         ),
         stopping,
     )
+    settle_garbage()
     # uvloop, if it is there, as uvicorn chooses it
     loop_factory = server.config.get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:

@@ -35,6 +35,19 @@ def test_keys_may_exceed_int64():
     assert vocabulary.key(1) == 5
 
 
+def test_keys_that_no_key_can_equal_are_unknown():
+    for dtype in (pl.Int64, pl.UInt8, pl.String):
+        vocabulary = build([7, 200], dtype=pl.Int64)
+        vocabulary = Vocabulary(vocabulary.gather(np.arange(2)).cast(dtype), np.ones(2, np.int64))
+        assert vocabulary.known_ids([200, 7, 300, -1, 2**70]).tolist() == [1, 0, -1, -1, -1]
+        assert vocabulary.known_ids(["200", 7, "x", ""]).tolist() == [1, 0, -1, -1]
+        assert vocabulary.known_ids([]).tolist() == []
+        found = vocabulary.lookup(pl.Series([7, None, 201], dtype=pl.Int64))
+        assert found.tolist() == [0, -1, -1]
+    empty = build([], dtype=pl.Int64)
+    assert empty.known_ids([1, 2]).tolist() == [-1, -1]
+
+
 def test_unknown_keys_and_ids_are_refused():
     with raises_text("unknown item '109527'. Did you mean '1095275'? The model knows 3 items."):
         build([1095275, 42, 7]).id("109527")
