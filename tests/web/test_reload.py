@@ -201,6 +201,7 @@ def test_no_request_is_dropped_while_models_are_replaced(run, said):
                 users = {"users": ["u1", "u2"], "k": 5}
                 posts = [client.post("/recommend", json=users) for _ in range(4)]
                 answers += await asyncio.gather(*posts, client.get("/items/1000"))
+            answers.append(await client.post("/recommend", json=users))  # all are replaced now
         return answers
 
     def replace():
