@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from web.small_runs import NUM_ITEMS, items_of, scores_of
 
 from tapas.errors import DataError
 from tapas.web import api as api_module
+from tapas.web import batches as batches_module
 from tapas.web.batches import Batches, BusyError
 
 KINDS = ("mixture", "network", "rare-mixture", "warp")
@@ -154,6 +156,53 @@ def test_jobs_that_arrive_while_others_are_computed_are_computed_together(work):
         assert work.given == [[1], [2, 3, 4]]
 
     run(work, test)
+
+
+class Sleeper(Work):
+    """Takes as long for many jobs as for one."""
+
+    SECONDS = 0.03
+
+    def __call__(self, jobs):
+        time.sleep(self.SECONDS)
+        return super().__call__(jobs)
+
+
+def test_clients_that_ask_again_at_once_are_answered_together():
+    """Without patience they would be two groups that take turns, whichever came first."""
+    work = Sleeper()
+
+    async def client(batches, number):
+        await asyncio.sleep(0.4 * Sleeper.SECONDS * (number > 0))
+        for _ in range(12):
+            assert await batches.submit(number) == 2 * number
+
+    async def test(batches):
+        await asyncio.gather(*(client(batches, number) for number in range(4)))
+
+    run(work, test)
+    assert len(work.given[0]) == 1
+    assert sum(len(batch) == 4 for batch in work.given) >= 9
+
+
+def test_nobody_waits_long_for_clients_that_do_not_come():
+    work = Sleeper()
+
+    async def test(batches):
+        await asyncio.gather(*map(batches.submit, [1, 2, 3]))
+        start = time.monotonic()
+        assert await batches.submit(4) == 8  # two more may come
+        assert time.monotonic() - start > 1.4 * Sleeper.SECONDS
+        assert batches._patience < batches_module.FIRST_PATIENCE
+        await asyncio.gather(*map(batches.submit, [1, 2, 3]))
+        await asyncio.sleep(batches_module.MOST_SECONDS)
+        wait = asyncio.create_task(batches.submit(5))  # others would have come by now
+        await asyncio.sleep(0.01)
+        assert batches._all_here is None
+        assert await wait == 10
+
+    run(work, test)
+    assert [len(batch) for batch in work.given] == [3, 1, 3, 1]
 
 
 def test_an_exception_of_one_job_is_raised_to_its_client_only(work):
