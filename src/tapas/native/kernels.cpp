@@ -28,6 +28,7 @@ PUBLIC int tapas_usable() {
 
 #include "best.h"
 #include "draws.h"
+#include "few.h"
 #include "gradients.h"
 #include "order.h"
 #include "priority.h"
@@ -497,9 +498,17 @@ PUBLIC int64_t tapas_top(const void* table, int half, int64_t dim, const float* 
 #pragma omp for schedule(dynamic, 1)
         for (int64_t part = 0; part < parts; ++part)
           memory.within([&] {
-            const auto search = log_sum ? best_of_rows<true> : best_of_rows<false>;
-            search(rows, panels, range_of(count, rows_at_once(dim), part, parts), k, to_exclude,
-                   &best[part * panels.queries], &reference[part * width], &total[part * width]);
+            const Range mine = range_of(count, rows_at_once(dim), part, parts);
+            Best* found = &best[part * panels.queries];
+            float* far = &reference[part * width];
+            double* sum = &total[part * width];
+            if (panels.queries <= FEW_QUERIES) {
+              const auto search = log_sum ? best_for_few<true> : best_for_few<false>;
+              search(rows, panels.query, panels.queries, mine, k, to_exclude, found, far, sum);
+            } else {
+              const auto search = log_sum ? best_of_rows<true> : best_of_rows<false>;
+              search(rows, panels, mine, k, to_exclude, found, far, sum);
+            }
           });
 #pragma omp for schedule(dynamic, 16)
         for (int64_t q = 0; q < panels.queries; ++q)

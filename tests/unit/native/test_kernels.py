@@ -142,7 +142,9 @@ def test_the_batch_score_equals_numpy(size, scale, threads):
 
 
 @pytest.mark.parametrize("k", [1, 3, 20])
-@pytest.mark.parametrize("size", [(23, 5, 3), (400, 33, 8), (61, 1030, 64)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(23, 5, 3), (403, 1, 8), (400, 33, 8), (75, 8, 19), (61, 1030, 64)], ids=str
+)
 def test_topk_equals_a_sort(size, k, threads):
     """Integers, so that sums are exact and scores tie often."""
     weight = torch.randint(-2, 3, (size[0], size[2]), generator=stream(0, "w")).float()
@@ -162,13 +164,29 @@ def test_topk_equals_a_sort(size, k, threads):
         np.testing.assert_allclose(log_sum.numpy(), log_sum_exp(logit, 1), rtol=1e-6, atol=1e-6)
 
 
-def test_the_log_sum_beside_the_top_is_right_whatever_the_first_rows_score(threads):
+@given(rows=st.integers(1, 99), dim=st.integers(1, 300), few=st.integers(1, 9), half=st.booleans())
+def test_a_list_does_not_depend_on_how_many_are_made_together(rows, dim, few, half):
+    """To the last bit: few queries have a loop of their own, and lists of a server are one each."""
+    weight = draw(rows, dim, name="w").to(torch.bfloat16 if half else torch.float32)
+    query, bias = draw(20, dim, name="q"), draw(rows, name="b")
+    exclude = torch.randint(-3, rows, (20, 3), generator=stream(0, "e"))
+    log_sum, some = torch.empty(20), torch.empty(few)
+    want = native.topk(weight, bias, query, 7, exclude, log_sum=log_sum)
+    got = native.topk(weight, bias, query[:few], 7, exclude[:few], log_sum=some)
+    assert all(
+        torch.equal(mine, all_of_them[:few]) for mine, all_of_them in zip(got, want, strict=True)
+    )
+    torch.testing.assert_close(some, log_sum[:few], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("queries", [2, 37])
+def test_the_log_sum_beside_the_top_is_right_whatever_the_first_rows_score(queries, threads):
     """The first 12 rows, which set the reference, are far below or above the others, or -inf."""
-    query, weight = draw(37, 5, name="q"), draw(3000, 5, name="w")
+    query, weight = draw(queries, 5, name="q"), draw(3000, 5, name="w")
     for shift, rest in ((-500.0, 0.0), (0.0, -500.0), (-INF, 0.0), (0.0, 0.0)):
         offset = torch.full((3000,), rest)
         offset[:12] = shift
-        log_sum = torch.empty(37)
+        log_sum = torch.empty(queries)
         native.topk(weight, offset, query, 3, None, log_sum=log_sum)
         want = log_sum_exp(scores(query, weight, offset), 1)
         np.testing.assert_allclose(log_sum.numpy(), want, rtol=1e-6, atol=1e-5)
@@ -177,13 +195,14 @@ def test_the_log_sum_beside_the_top_is_right_whatever_the_first_rows_score(threa
     assert log_sum.isnan().all()
 
 
+@pytest.mark.parametrize("queries", [1, 19])
 @pytest.mark.parametrize("row", [5, 100, 2998])
-def test_scores_that_overflow_come_first(row):
+def test_scores_that_overflow_come_first(row, queries):
     """Products are fused, so that 1e38 * 8 - 1e38 * 8 is inf after the first, and never NaN."""
-    query, weight = draw(19, 2, name="q").abs() + 8.0, draw(3000, 2, name="w")
+    query, weight = draw(queries, 2, name="q").abs() + 8.0, draw(3000, 2, name="w")
     weight[row] = torch.tensor([1e38, -1e38])
     score, rows = native.topk(weight, None, query, 2, None)
-    assert rows[:, 0].tolist() == [row] * 19
+    assert rows[:, 0].tolist() == [row] * queries
     assert (score[:, 0] == INF).all()
     assert score[:, 1].isfinite().all()
 
@@ -298,11 +317,12 @@ def test_lanes_without_a_query_have_no_effect(height, num_queries):
     np.testing.assert_allclose(share.sum(), num_queries, rtol=1e-6)
 
 
+@pytest.mark.parametrize("queries", [1, 5, 17])
 @pytest.mark.parametrize("at", [0, 5, 40], ids="row {}".format)
-def test_nan_in_a_row_is_visible_in_the_results(at):
-    weight, query = draw(41, 3, name="w"), draw(5, 3, name="q")
+def test_nan_in_a_row_is_visible_in_the_results(at, queries):
+    weight, query = draw(41, 3, name="w"), draw(queries, 3, name="q")
     weight[at] = NAN
-    positions, target = torch.arange(41), torch.full((5, 1), -1)
+    positions, target = torch.arange(41), torch.full((queries, 1), -1)
     assert native.log_sum(weight, None, query)[0].isnan().all()
     bias = torch.zeros(41)
     score = batch_score(weight, positions, bias, query, temperature=1.0)
@@ -310,7 +330,7 @@ def test_nan_in_a_row_is_visible_in_the_results(at):
     share = mean_share(weight, positions, bias, query, positions, target, temperature=1.0)
     assert share.isnan().any()
     value, rows = native.topk(weight, None, query, 2, None)
-    assert rows[:, 0].tolist() == [at] * 5
+    assert rows[:, 0].tolist() == [at] * queries
     assert value[:, 0].isnan().all()
     assert not value[:, 1].isnan().any()
 
