@@ -83,11 +83,13 @@ def serve(
     SIGTERM and Ctrl-C let requests under way be answered.
     """
     with report_errors():
+        from tapas.native.memory import keep_large_arrays_apart
         from tapas.web.indexed_model import KINDS, IndexedModel
         from tapas.web.models import Models, open_folder
         from tapas.web.server import Address, read_token
         from tapas.web.server import serve as answer_requests
 
+        keep_large_arrays_apart()
         import_methods(method)
         columns = _columns(column, items)
         if index is not None:
