@@ -165,7 +165,10 @@ class SequenceModel(nn.Module):
 
         A few sequences at a time: an encoder may need a hundred times the memory of its input.
         """
-        longest, number = int(places.lengths.max()), len(places.lengths)
+        number = len(places.lengths)
+        if not number:  # of ranks, some may have no history
+            return rows[:0]
+        longest = int(places.lengths.max())
         if longest <= 2 * int(places.lengths.min()) and number * longest <= PLACES_AT_ONCE:
             end = torch.arange(number, device=rows.device) * places.width + places.lengths
             return self._queries(rows, places, end - 1, None)
@@ -225,7 +228,7 @@ class Prediction:
         if self.mixture is None:
             return self.head.topk_log_prob(self.query, k, exclude=exclude)
         best, log_prob = best_classes(self.head, self.query, k, exclude, self.scale)
-        return self.mixed(exclude).topk(best, log_prob, self.num_classes, exclude)
+        return self.mixed(exclude).topk(best, log_prob)
 
     def topk_and_log_prob(
         self, k: int, ids: Tensor, exclude: Tensor | None = None
@@ -240,7 +243,7 @@ class Prediction:
         if self.mixture is None:
             return best, softmax
         mixed = self.mixed(exclude)
-        _, best = mixed.topk(best, log_prob, self.num_classes, exclude)
+        _, best = mixed.topk(best, log_prob)
         return best, mixed.log_prob(softmax, ids.to(softmax.device))
 
     def log_prob(self, ids: Tensor) -> Tensor:
