@@ -146,8 +146,8 @@ def _taken_apart(run: RunFolder, split: Split) -> dict[str, RankedLists]:
     found = {}
     if copy is not None and follow is not None:
         one_part = {
-            WITHOUT_COPY: Mixture(run.log.num_items, follow=follow),
-            WITHOUT_FOLLOW: Mixture(run.log.num_items, copy=copy),
+            WITHOUT_COPY: Mixture(follow=follow),
+            WITHOUT_FOLLOW: Mixture(copy=copy),
         }
         for name, mixture in one_part.items():
             model.mixture = mixture

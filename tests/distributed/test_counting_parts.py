@@ -33,7 +33,7 @@ def fitted_and_ranked(ranks, num_points):
     table = kind(C, D, bias=torch.linspace(-9, 9, C), seed=1)
     train_end = OFFSETS[1:] - 3
     counted = count_transitions(ITEMS, LOG.times, OFFSETS, train_end, C)
-    mixture = Mixture(C, copy=CopyPart(), follow=FollowPart(counted))
+    mixture = Mixture(copy=CopyPart(), follow=FollowPart(counted))
     head = TapasSoftmax(table=table, num_samples=5, seed=2)
     model = SequenceModel(MeanEncoder(D, window=9, seed=1), head, mixture=mixture)
     points = EvalPoints(np.arange(num_points), train_end[:num_points], OFFSETS[1:][:num_points])

@@ -39,11 +39,11 @@ class CopyPart(nn.Module):
         for name, value in self.starts.items():
             self.register_buffer(name, torch.tensor(value))
 
-    def read(self, past: Past, exclude: Tensor | None, num_classes: int) -> OwnItems:
+    def read(self, past: Past, exclude: Tensor | None) -> OwnItems:
         """The items of `past` without those in `exclude` (B, E)."""
         items = past.items
         if exclude is not None:
-            items = items.masked_fill(within(items, exclude, num_classes), -1)
+            items = items.masked_fill(within(items, exclude), -1)
         log_age = past.age.clamp(min=1).to(torch.float64).log()
         return OwnItems(Groups.of(items), log_age, items >= 0)
 

@@ -51,8 +51,7 @@ class FollowPart(nn.Module):
         recent = past.items.gather(1, back.clamp(min=0)).masked_fill(back < 0, -1)
         items, count = self.transitions.rows(recent)
         if exclude is not None:
-            left_out = within(items.flatten(1), exclude, self.transitions.num_classes)
-            left_out = left_out.view_as(items)
+            left_out = within(items.flatten(1), exclude).view_as(items)
             items, count = items.masked_fill(left_out, -1), count.masked_fill(left_out, 0.0)
         age = past.age.gather(1, back.clamp(min=0)).masked_fill(back < 0, 1)
         return Followers(items, count, count.sum(dim=2), age)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tapas.mixture.copy_part import CopyPart, OwnItems
 from tapas.mixture.follow_part import Followers, FollowPart
-from tapas.mixture.past import Groups, Past, places_of, within
+from tapas.mixture.past import Groups, Past, places_of
 from tapas.mixture.softmax_part import best_classes
 from tapas.tables import ClassTable
 from tapas.tables.exhaustive import merge_topk
@@ -43,11 +43,8 @@ class Mixture(nn.Module):
     gate: Tensor
     scale: Tensor
 
-    def __init__(
-        self, num_classes: int, *, copy: CopyPart | None = None, follow: FollowPart | None = None
-    ):
+    def __init__(self, *, copy: CopyPart | None = None, follow: FollowPart | None = None):
         super().__init__()
-        self.num_classes = num_classes
         self.copy, self.follow = copy, follow
         gate = torch.zeros(len(self.names), len(FEATURES))
         gate[:, 0] = -1  # the share of a part is 1/e of that of the softmax
@@ -73,7 +70,7 @@ class Mixture(nn.Module):
         events = past.lengths.clamp(min=1).double()
         features[:, 0], features[:, 3] = 1.0, events.log() - 2
         if self.copy is not None:
-            own = self.copy.read(past, exclude, self.num_classes)
+            own = self.copy.read(past, exclude)
             offers.append(own.real.any(dim=1))
             features[:, 4] = 1 - (Groups.of(past.items).items >= 0).sum(dim=1) / events
         if self.follow is not None:
@@ -98,7 +95,7 @@ class Mixture(nn.Module):
         """
         best, log_prob = best_classes(table, query, k, exclude, float(self.scale))
         mixed: Mixed = self(past, exclude)
-        return mixed.to(query.device).topk(best, log_prob, self.num_classes, exclude)
+        return mixed.to(query.device).topk(best, log_prob)
 
     @torch.no_grad()
     def contributions(
@@ -150,7 +147,7 @@ class Mixture(nn.Module):
 class Mixed:
     """Probability that counting parts give to some classes, beside a share of the softmax."""
 
-    items: Tensor  # (B, M) distinct, -1 after the last
+    items: Tensor  # (B, M) distinct, ascending, -1 after the last
     mass: Tensor  # (B, M) share times probability, summed over the parts
     log_rest: Tensor  # (B,) log share of the softmax
     log_shares: Tensor  # (B, 1 + parts)
@@ -162,28 +159,23 @@ class Mixed:
 
     def log_prob(self, softmax: Tensor, ids: Tensor) -> Tensor:
         """Log-probability (B, L) of `ids` (B, L) whose softmax log-probability is `softmax`."""
-        return self._add(softmax, self._mass_of(ids))
+        return self._add(softmax, self._mass_at(places_of(self.items, ids.to(self.items.device))))
 
-    def topk(
-        self,
-        best: Tensor,
-        log_prob: Callable[[Tensor], Tensor],
-        num_classes: int,
-        exclude: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def topk(self, best: Tensor, log_prob: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Log-probabilities and ids of the k best classes, (B, k) each; see `Head.topk`.
 
         Args:
-            best: (B, k) the k best classes of the softmax without `exclude`, -1 is padding.
+            best: (B, k) the k best classes of the softmax, without those that counting parts were
+                not to offer; -1 is padding.
             log_prob: log-probabilities of the softmax, (B, L) for ids (B, L).
         """
-        k = best.shape[1]
-        others = self.items
-        if exclude is not None:
-            others = others.masked_fill(within(others, exclude.to(others.device), num_classes), -1)
-        others = others.masked_fill(within(others, best, num_classes), -1)
+        k, width = best.shape[1], self.items.shape[1]
+        place = places_of(self.items, best)
+        among_best = self.items.new_zeros(len(best), width + 1, dtype=torch.bool)
+        among_best.scatter_(1, place.masked_fill(place < 0, width), True)
+        others = self.items.masked_fill(among_best[:, :width], -1)
         softmax = log_prob(best.clamp(min=0)).masked_fill(best < 0, -torch.inf)
-        score = self._add(softmax, self._mass_of(best))
+        score = self._add(softmax, self._mass_at(place))
         # A class that is not among the best of the softmax has no more of it than the last of
         # these: few classes that are offered can be among the k best.
         mass = self.mass.masked_fill(others < 0, -1.0)
@@ -200,9 +192,8 @@ class Mixed:
         score, ids = merge_topk(score, ids, k)
         return score, ids.masked_fill(score == -torch.inf, -1)
 
-    def _mass_of(self, ids: Tensor) -> Tensor:
-        """(B, L) the mass of `ids` (B, L)."""
-        place = places_of(self.items, ids.to(self.items.device))
+    def _mass_at(self, place: Tensor) -> Tensor:
+        """(B, L) the mass of the classes at `place` (B, L), 0 for -1."""
         return self.mass.gather(1, place.clamp(min=0)).masked_fill(place < 0, 0.0)
 
     def _add(self, softmax: Tensor, mass: Tensor) -> Tensor:

@@ -61,10 +61,11 @@ class Groups:
         return sums.scatter_add(1, self.slot, values.gather(1, self.order))
 
 
-def within(ids: Tensor, others: Tensor, num_classes: int) -> Tensor:
+def within(ids: Tensor, others: Tensor) -> Tensor:
     """True where `ids` (B, N) occur in the same row of `others` (B, M); -1 is padding of both."""
-    row = num_classes * torch.arange(len(ids), device=ids.device)[:, None]
-    return torch.isin(row + ids, (row + others)[others >= 0]) & (ids >= 0)
+    last = torch.iinfo(others.dtype).max
+    ascending = others.masked_fill(others < 0, last).sort(dim=1).values
+    return places_of(ascending, ids) >= 0
 
 
 def places_of(items: Tensor, ids: Tensor) -> Tensor:
@@ -72,6 +73,8 @@ def places_of(items: Tensor, ids: Tensor) -> Tensor:
 
     Negative items are padding, after all others.
     """
+    if not items.shape[1]:
+        return torch.full_like(ids, -1)
     ascending = items.masked_fill(items < 0, torch.iinfo(items.dtype).max)
     place = torch.searchsorted(ascending, ids.contiguous()).clamp(max=items.shape[1] - 1)
     found = (items.gather(1, place) == ids) & (ids >= 0)

@@ -52,7 +52,7 @@ class TablePrediction:
         if self.mixture is None or self.past is None:
             return best, softmax
         mixed: Mixed = self.mixture(self.past, exclude).to(self.query.device)
-        _, best = mixed.topk(best, log_prob, self.mixture.num_classes, exclude)
+        _, best = mixed.topk(best, log_prob)
         return best, mixed.log_prob(softmax, ids.to(softmax.device))
 
     def contributions(self, ids: Tensor, exclude: Tensor | None = None) -> Tensor:

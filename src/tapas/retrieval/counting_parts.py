@@ -38,7 +38,7 @@ def read_counting_parts(path: Path, num_classes: int) -> Mixture:
     copies = any(name.startswith("copy.") for name in numbers)
     if not copies and follow is None:
         raise DataError(f"{path} is damaged: it has no counting part. Export again.")
-    mixture = Mixture(num_classes, copy=CopyPart() if copies else None, follow=follow)
+    mixture = Mixture(copy=CopyPart() if copies else None, follow=follow)
     known = {name: (value.shape, value.dtype) for name, value in mixture.state_dict().items()}
     found = {name: (value.shape, value.dtype) for name, value in numbers.items()}
     if found != known or not all(bool(value.isfinite().all()) for value in numbers.values()):

@@ -348,7 +348,7 @@ def build_mixture(config: ModelConfig, data: TrainingData) -> Mixture | None:
         end = data.train_end if data.counted_end is None else data.counted_end
         arrays = log.items, log.times, log.offsets, end
         follow = FollowPart(count_transitions(*arrays, log.num_items))
-    return Mixture(log.num_items, copy=CopyPart() if config.copy else None, follow=follow)
+    return Mixture(copy=CopyPart() if config.copy else None, follow=follow)
 
 
 def bias_from_counts(train_counts: NDArray[np.int64]) -> torch.Tensor:

@@ -97,8 +97,6 @@ class IndexedModel(ServedModel):
         score, best = mixed.topk(
             best,
             lambda ids: scale * logits_of(self._table, query, ids) - log_sum,
-            self._table.num_classes,
-            exclude,
         )
         return score, best
 

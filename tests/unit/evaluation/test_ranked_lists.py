@@ -49,7 +49,7 @@ def build(num_items, *, mixed=False):
     mixture = None
     if mixed:
         counted = count_transitions(ITEMS, TIMES, LOG.offsets, COUNTED, num_items)
-        mixture = Mixture(num_items, copy=CopyPart(), follow=FollowPart(counted))
+        mixture = Mixture(copy=CopyPart(), follow=FollowPart(counted))
         mixture.scale.fill_(0.75)
     return SequenceModel(GRUEncoder(DIM, seed=1), head, inputs=inputs, mixture=mixture)
 

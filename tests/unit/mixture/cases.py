@@ -31,7 +31,6 @@ def transitions_of(count):
 def mixture_of(parts, count, **numbers):
     """A mixture with `parts` whose `numbers` are set, such as copy_decay=2.0."""
     mixture = Mixture(
-        len(count),
         copy=CopyPart() if "copy" in parts else None,
         follow=FollowPart(transitions_of(count)) if "follow" in parts else None,
     )

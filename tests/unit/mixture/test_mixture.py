@@ -44,9 +44,7 @@ def test_the_best_classes_are_those_of_all_probabilities(case, k):
     mixed = case.mixture(case.past, case.exclude)
     every = torch.arange(C).expand(len(case.items), C)
     dense, softmax = mixed.log_prob(case.softmax, every), case.softmax
-    score, ids = mixed.topk(
-        case.best_of_softmax(k), lambda ids: softmax.gather(1, ids), C, case.exclude
-    )
+    score, ids = mixed.topk(case.best_of_softmax(k), lambda ids: softmax.gather(1, ids))
     for b in range(len(case.items)):
         want = oracle.best(dense[b].tolist(), k, case.excluded(b))
         assert ids[b].tolist() == want
@@ -79,7 +77,7 @@ def test_no_class_is_lost_by_leaving_out_those_without_hope(mixed, k, logits):
     softmax = torch.tensor(logits).view(2, C).float().log_softmax(dim=1)
     best = torch.tensor([oracle.best(row.tolist(), k) for row in softmax])
     dense = mixed.log_prob(softmax, torch.arange(C).expand(2, C))
-    _, ids = mixed.topk(best, lambda ids: softmax.gather(1, ids), C)
+    _, ids = mixed.topk(best, lambda ids: softmax.gather(1, ids))
     assert ids.tolist() == [oracle.best(row.tolist(), k) for row in dense]
 
 
@@ -99,7 +97,7 @@ def test_only_classes_with_hope_are_scored(often, scored, best):
         asked.append(ids.tolist())
         return softmax.gather(1, ids)
 
-    _, ids = mixed.topk(torch.tensor([[100, 101, 102]]), log_prob, 103)
+    _, ids = mixed.topk(torch.tensor([[100, 101, 102]]), log_prob)
     assert ids.tolist() == [best or [100, 101, 102]]
     first, second = asked
     assert first == [[100, 101, 102]]
@@ -113,7 +111,7 @@ def test_classes_that_softmax_and_counts_both_offer_are_put_in_order():
     mixture = mixture_of(["follow"], count, gate=[[3.0, 0, 0, 0, 0]])
     mixed = mixture(Past.of(torch.tensor([[0]]), torch.tensor([1])))
     softmax = torch.arange(0.0, -C, -1).log_softmax(dim=0)[None]
-    _, ids = mixed.topk(torch.tensor([[0, 1, 2, 3]]), lambda ids: softmax.gather(1, ids), C)
+    _, ids = mixed.topk(torch.tensor([[0, 1, 2, 3]]), lambda ids: softmax.gather(1, ids))
     assert ids.tolist() == [[2, 0, 1, 3]]
 
 

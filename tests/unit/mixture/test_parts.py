@@ -25,7 +25,7 @@ def spread(items, prob):
 @given(case=cases(parts=("copy",)))
 def test_copying_is_a_loop_over_the_events_of_a_history(case):
     part = case.mixture.copy
-    own = part.read(case.past, case.exclude, C)
+    own = part.read(case.past, case.exclude)
     prob = part.prob(own)
     numbers = {"decay": float(part.decay), "power": math.exp(float(part.log_power))}
     for b, (items, ages) in enumerate(zip(case.items, case.ages, strict=True)):
@@ -51,7 +51,7 @@ def test_an_item_had_often_and_lately_is_copied_most():
     """Item 4 twice, the second time in the last basket; item 7 once in that basket."""
     part = mixture_of(["copy"], np.zeros((C, C)), copy_decay=1.0, copy_log_power=0.0).copy
     past = Past.of(torch.tensor([[4, 2, 7, 4]]), torch.tensor([4]), torch.tensor([[4, 2, 1, 1]]))
-    own = part.read(past, None, C)
+    own = part.read(past, None)
     assert own.items.tolist() == [[2, 4, 7, -1]]
     weight = torch.tensor([[1 / 2, 1 / 4 + 1, 1, 0]], dtype=torch.float64)
     torch.testing.assert_close(part.prob(own), weight / weight.sum())

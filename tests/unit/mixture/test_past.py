@@ -37,7 +37,7 @@ def test_the_groups_of_no_history_are_empty():
 def test_within_is_true_for_ids_of_the_same_row_only(one, other):
     """-1 is padding on both sides, and never equal to the last class of the row before."""
     size = min(len(one), len(other))
-    found = within(torch.tensor(one[:size]), torch.tensor(other[:size]), C)
+    found = within(torch.tensor(one[:size]), torch.tensor(other[:size]))
     for ids, others, mask in zip(one, other, found.tolist(), strict=False):
         assert mask == [i >= 0 and i in others for i in ids]
 

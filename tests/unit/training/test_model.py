@@ -40,7 +40,7 @@ ENCODERS = {
 def mixture():
     """Both counting parts, with numbers as after a fit."""
     counted = count_transitions(*LOG, LOG[2][1:], C)
-    found = Mixture(C, copy=CopyPart(), follow=FollowPart(counted))
+    found = Mixture(copy=CopyPart(), follow=FollowPart(counted))
     draw = stream(5, "numbers")
     for number in found.buffers():
         number.add_(0.3 * torch.randn(number.shape, generator=draw))
@@ -224,7 +224,7 @@ def test_lists_and_log_probabilities_in_one_pass_are_those_of_two(mixed, all_exc
 def test_counting_parts_mix_with_every_method(method):
     """Probabilities sum to 1, and lists are sorted by them."""
     head = heads.build(method, row_optimizer=None)
-    found = Mixture(heads.C, copy=CopyPart())
+    found = Mixture(copy=CopyPart())
     inputs = LocalTable(heads.C, heads.D, bias=False, seed=3)
     model = SequenceModel(GRUEncoder(heads.D, seed=1), head, inputs=inputs, mixture=found)
     after = model.predict(ITEMS, LENGTHS, AGES)

@@ -140,7 +140,7 @@ def test_a_run_stopped_many_times_is_bit_identical(config, uninterrupted, tmp_pa
     state = [name for name in tensors if name.startswith("model.head.table.weight_")]
     assert len(state) == num_states
     if model["copy"]:
-        starts = Mixture(9, copy=CopyPart()).state_dict()
+        starts = Mixture(copy=CopyPart()).state_dict()
         for name, start in starts.items():
             assert not torch.equal(tensors[f"model.mixture.{name}"], start), f"{name} never moved"
 
