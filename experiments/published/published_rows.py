@@ -9,6 +9,7 @@ from dataclasses import dataclass
 TIGER = "TIGER's table, from copies by others that agree"
 ICSREC = "ICSRec's table, from a copy by others"
 ESASREC = "README of blondered/transformer_benchmark (eSASRec)"
+ICLREC = "README of salesforce/ICLRec"
 BSAREC = "output log in yehjin-shin/BSARec"
 RECBOLE = "RUCAIBox/DuoRec#3 and RUCAIBox/RecBole#1290"
 ANTKLEN = "README of antklen/sasrec-bert4rec-recsys23"
@@ -36,6 +37,7 @@ ROWS: dict[str, list[PublishedRow]] = {
         _row("SASRec, one negative", TIGER, USERS, 0.0387, 0.0249, 0.0605, 0.0318),
         _row("TIGER", TIGER, USERS, 0.0454, 0.0321, 0.0648, 0.0384),
         _row("SASRec, full softmax, RecBole", RECBOLE, USERS, 0.0555, 0.0326, 0.0830, 0.0415),
+        _row("ICLRec", ICLREC, USERS, 0.0500, 0.0326, 0.0744, 0.0403),
         _row("DuoRec", ICSREC, _AT_10, 0.0851, 0.0441),
         _row("HSTU", ESASREC, _AT_10, 0.0788, 0.0439),
         _row("SASRec, 256 uniform negatives", ESASREC, _AT_10, 0.0921, 0.0531),
@@ -46,6 +48,7 @@ ROWS: dict[str, list[PublishedRow]] = {
     "sports": [
         _row("SASRec, one negative", TIGER, USERS, 0.0233, 0.0154, 0.0350, 0.0192),
         _row("TIGER", TIGER, USERS, 0.0264, 0.0181, 0.0400, 0.0225),
+        _row("ICLRec", ICLREC, USERS, 0.0290, 0.0191, 0.0437, 0.0238),
         _row("DuoRec", ICSREC, _AT_10, 0.0466, 0.0244),
         _row("HSTU", ESASREC, _AT_10, 0.0437, 0.0243),
         _row("SASRec, 256 uniform negatives", ESASREC, _AT_10, 0.0569, 0.0314),
@@ -55,12 +58,13 @@ ROWS: dict[str, list[PublishedRow]] = {
     "toys": [
         _row("SASRec, one negative", TIGER, USERS, 0.0463, 0.0306, 0.0675, 0.0374),
         _row("TIGER", TIGER, USERS, 0.0521, 0.0371, 0.0712, 0.0432),
+        _row("ICLRec", ICLREC, USERS, 0.0598, 0.0404, 0.0834, 0.0480),
         _row("DuoRec", ICSREC, _AT_10, 0.0959, 0.0490),
         _row("HSTU", ESASREC, _AT_10, 0.0778, 0.0450),
         _row("eSASRec", ESASREC, _AT_10, 0.0939, 0.0538),
         _row("SASRec, 256 uniform negatives", ESASREC, _AT_10, 0.0970, 0.0580),
     ],
-    "yelp": [],
+    "yelp": [_row("ICLRec", ICLREC, USERS, 0.0240, 0.0153, 0.0409, 0.0207)],
     "bert4rec-beauty": [
         _row("SASRec, one negative", ANTKLEN, _AT_10, 0.0246, 0.0126),
         _row("BERT4Rec", ANTKLEN, _AT_10, 0.0338, 0.0187),
