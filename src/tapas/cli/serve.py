@@ -145,5 +145,7 @@ def _columns(given: list[str] | None, items: Path | None) -> dict[str, str]:
 def _found(table: "ItemTable", num_items: int) -> str:
     """What a table knows of the items."""
     names = "names" if table.names is not None else "no names"
-    groups = f", groups by {', '.join(table.columns)}" if table.columns else ""
-    return f"{names}{groups} for {table.num_found:,} of {num_items:,} items"
+    groups = f", on the map {', '.join(table.groups)}" if table.groups else ""
+    others = [name for name in table.columns.columns if name not in table.groups]
+    rest = f", on pages of items only {', '.join(others)}" if others else ""
+    return f"{names}{groups}{rest} for {table.num_found:,} of {num_items:,} items"

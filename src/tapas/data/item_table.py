@@ -21,12 +21,16 @@ MOST_VALUES = 1_000  # of a column that tells groups of items apart
 SHOWN_LETTERS = 200  # of a value
 
 
+Value = str | float | None
+
+
 @dataclass(frozen=True, slots=True)
 class ItemTable:
     """What is known of the items of a model, by id."""
 
     names: list[str | None] | None  # (C,), None without a column of names
-    columns: dict[str, list[str | None]]  # of groups of items, (C,) each, such as departments
+    columns: pl.DataFrame  # (C, ...) all others as text
+    groups: dict[str, list[Value]]  # (C,) columns that tell items apart: departments, prices
     num_found: int  # items of the model that the table has
 
     def name(self, id: int) -> str | None:
@@ -34,7 +38,7 @@ class ItemTable:
 
     def values(self, id: int) -> dict[str, str]:
         """The columns of one item; those without a value are left out."""
-        found = {name: column[id] for name, column in self.columns.items()}
+        found = self.columns.row(id, named=True) if self.columns.width else {}
         return {name: value for name, value in found.items() if value is not None}
 
     def search(self, words: str, limit: int) -> list[int]:
@@ -88,16 +92,17 @@ def read_item_table(
     others = [name for name in frame.columns if name != key]
     texts = {name: _texts(frame[name]) for name in others if not frame[name].dtype.is_nested()}
     named = named or _name_column(texts)
-    groups = {
-        other: column
-        for other, column in texts.items()
-        if other != named and 1 < column.n_unique() <= min(MOST_VALUES, len(column) // 2 + 1)
-    }
-    return ItemTable(
-        None if named is None else _by_id(texts[named], row),
-        {other: _by_id(column, row) for other, column in groups.items()},
-        int((row >= 0).sum()),
-    )
+    names = None if named is None else _by_id(texts.pop(named), row).to_list()
+    groups: dict[str, list[Value]] = {}
+    for other, column in texts.items():
+        if 1 < column.n_unique() <= min(MOST_VALUES, len(column) // 2 + 1):
+            groups[other] = _by_id(column, row).to_list()
+        elif frame[other].dtype.is_numeric() and column.n_unique() > 1:
+            numbers = frame[other].cast(pl.Float64, strict=False)
+            numbers = numbers.set(~numbers.is_finite().fill_null(False), None)
+            groups[other] = _by_id(numbers, row).to_list()
+    shown = pl.DataFrame({other: _by_id(column, row) for other, column in texts.items()})
+    return ItemTable(names, shown, groups, int((row >= 0).sum()))
 
 
 def _rows(keys: pl.Series, path: Path, known: Vocabulary) -> NDArray[np.int64]:
@@ -156,7 +161,6 @@ def _texts(column: pl.Series) -> pl.Series:
     return text.set((text == "").fill_null(False), None)
 
 
-def _by_id(column: pl.Series, row: NDArray[np.int64]) -> list[str | None]:
+def _by_id(column: pl.Series, row: NDArray[np.int64]) -> pl.Series:
     found = column.gather(pl.Series(np.maximum(row, 0)))
-    values: list[str | None] = found.set(pl.Series(row < 0), None).to_list()
-    return values
+    return found.set(pl.Series(row < 0), None)

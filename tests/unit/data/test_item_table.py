@@ -34,7 +34,7 @@ def written(folder, columns, name="items.parquet"):
 
 
 def content(table):
-    return table.names, table.columns, table.num_found
+    return table.names, table.groups, table.num_found
 
 
 @pytest.mark.parametrize("name", ["items.parquet", "items.csv", "items.jsonl"])
@@ -58,7 +58,7 @@ def test_columns_can_be_named(tmp_path):
     table = read_item_table(path, NUMBERS, {"item": "other", "name": "aisle"})
     assert table.names == [None, "y", "x", "x"]
     assert table.num_found == 3
-    assert "aisle" not in table.columns
+    assert "aisle" not in table.groups
     assert read_item_table(path, NUMBERS, {"name": "aisle"}).names == ["x", "x", "y", None]
 
 
@@ -119,7 +119,7 @@ def test_columns_of_other_types_do_no_harm(tmp_path):
     )  # fmt: skip
     table = read_item_table(written(tmp_path, frame), NUMBERS)
     assert table.names == ["y", "x", None, None]
-    assert table.columns == {
+    assert table.groups == {
         "day": ["2020-01-02", "2020-01-01", None, None], "flag": ["false", "true", None, None]
     }  # fmt: skip
 
@@ -135,7 +135,19 @@ def test_groups_are_columns_with_few_values(tmp_path):
         "same": ["x"] * number,
     }
     table = read_item_table(written(tmp_path, columns), known)
-    assert list(table.columns) == ["half"]
+    assert list(table.groups) == ["half"]
+    assert table.values(3) == {"half": "1", "each": "3", "same": "x"}
+
+
+def test_numbers_with_many_values_are_groups_too(tmp_path):
+    number = 40
+    known = Vocabulary(pl.Series(range(number)), np.ones(number, dtype=np.int64))
+    price = [n / 8 for n in range(number - 2)] + [None, float("nan")]
+    columns = {"id": range(number), "name": [f"Item {n}" for n in range(number)], "price": price}
+    table = read_item_table(written(tmp_path, columns), known)
+    assert table.groups == {"price": [*price[:-1], None]}
+    assert table.values(2) == {"price": "0.25"}
+    assert table.values(number - 2) == {}
 
 
 def test_the_first_of_several_rows_of_an_item_counts(tmp_path):
@@ -246,11 +258,11 @@ WORDS = st.text(alphabet="abİßé ", max_size=4)
 
 @given(names=st.lists(st.none() | WORDS, max_size=12), words=WORDS, limit=st.integers(1, 13))
 def test_a_search_finds_the_names_with_all_words_in_order_of_frequency(names, words, limit):
-    found = ItemTable(names, {}, 0).search(words, limit)
+    found = ItemTable(names, pl.DataFrame(), {}, 0).search(words, limit)
     wanted = [
         id for id, name in enumerate(names)
         if name is not None and words.split()
         and all(word.casefold() in name.casefold() for word in words.split())
     ]  # fmt: skip
     assert found == wanted[:limit]
-    assert ItemTable(None, {}, 0).search(words, limit) == []
+    assert ItemTable(None, pl.DataFrame(), {}, 0).search(words, limit) == []
