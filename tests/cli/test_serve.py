@@ -88,6 +88,38 @@ def test_a_signal_lets_requests_under_way_be_answered(run, number):
         assert "Traceback" not in talk
 
 
+def test_requests_that_are_not_answered_in_time_are_told_that_the_server_stops(run):
+    """Also those that wait for the one that takes too long."""
+    with serving("run", before=never_rank) as server, connect(server) as waiting:
+        body = b'{"users":["u1"]}'
+        head = f"POST /recommend HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        waiting.sendall(head.encode() + body)
+        server.wait_for("ranking")
+        os.kill(server.pid, signal.SIGTERM)
+        answer = http.client.HTTPResponse(waiting)
+        answer.begin()
+        assert answer.status == 503
+        assert json.loads(answer.read()) == {"error": "the server is stopping."}
+        code, _, talk = ended(server)
+        assert code == 0
+        assert "Traceback" not in talk
+
+
+def never_rank():
+    """Or after more seconds than the server waits for."""
+    from tapas.web import served_model, server
+
+    server.DRAIN_SECONDS = 1
+    rank = served_model.ServedModel.rank
+
+    def slow(self, queries, k, **how):
+        print("ranking", file=sys.stderr, flush=True)
+        time.sleep(4)
+        return rank(self, queries, k, **how)
+
+    served_model.ServedModel.rank = slow
+
+
 def test_a_second_signal_does_not_wait(run):
     with serving("run") as server, half_sent(server):
         os.kill(server.pid, signal.SIGTERM)
@@ -249,7 +281,7 @@ def test_names_of_items_are_read_from_a_table(run, at):
     with serving("run", "--items", "items.csv", "--column", "item=sku") as server:
         facts = ask(server, path="/items/1003")[1]
         assert (facts["name"], facts["columns"]) == ("Item 1003", {"aisle": "aisle 1"})
-        found = "items.csv: names, groups by aisle for 20 of 30 items."
+        found = "items.csv: names, on the map aisle for 20 of 30 items."
         assert found in server.err.read_text().splitlines()
 
 

@@ -1,11 +1,12 @@
 """What the explorer's page is told: judged lists are those of `tapas evaluate`, keys are text."""
 
 import shutil
+from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
 import pytest
-import torch
 from web.small_runs import HARM, HOSTILE, NETWORK, NUM_ITEMS, NUM_USERS, Served, sentence
 
 import tapas
@@ -25,12 +26,12 @@ def five(runs):
     return Served(*(runs[kind] for kind in (*JUDGED, "export")))
 
 
-def evaluated(path, users, num_targets=20):
+def evaluated(path, users):
     """By user key: the list that `tapas evaluate` judges, and its hits among what came next."""
     run = open_run(path)
     model, _ = load_model(run)
     split, options = split_log(run.log, run.config.split), list_options(run)
-    points, target = held_out(run.log, split, options, num_targets=num_targets)
+    points, target = held_out(run.log, split, options, num_targets=run.config.head.next_items)
     lists, _ = ranked_lists(model, run.log, points, target, options, with_loss=False)
     found = {}
     for user, ids, wanted in zip(points.user.tolist(), lists.numpy(), target, strict=True):
@@ -112,13 +113,16 @@ def test_a_run_of_another_log_is_asked_by_keys_and_says_so(runs, tmp_path):
 
 def test_the_history_ends_where_the_held_out_events_begin(five, runs):
     run = open_run(runs["mixture"])
-    points = split_log(run.log, run.config.split).test
+    points, judged = split_log(run.log, run.config.split).test, run.config.head.next_items
+    assert (points.limit - points.point > judged).any()
     for user, point, limit in zip(points.user, points.point, points.limit, strict=True):
         found = told(five, str(run.log.user_keys.key(int(user))))
         start = int(run.log.offsets[user])
         assert found["held_out"] == "test"
         assert found["events"] == point - start
-        for name, slice_ in (("history", slice(start, point)), ("next", slice(point, limit))):
+        end = min(limit, point + judged)
+        assert found["later"] == limit - end
+        for name, slice_ in (("history", slice(start, point)), ("next", slice(point, end))):
             keys = list(map(str, run.log.item_keys.keys(run.log.items[slice_])))
             assert [each["item"] for each in found[name]] == keys
         times = [each["time"] for each in found["history"]]
@@ -142,7 +146,7 @@ def test_what_the_page_is_told_of_the_models(five):
     assert first["parts"] == ["softmax", "copy", "follow"]
     assert (first["items"], first["users"], first["exclude_seen"]) == (NUM_ITEMS, NUM_USERS, False)
     assert (export["users"], export["step"]) == (0, None)
-    assert (about["named"], about["columns"], about["limits"]) == (False, [], {"history": 10_000})
+    assert (about["named"], about["limits"]) == (False, {"history": 10_000})
 
 
 def test_users_are_found_by_the_beginning_of_their_key(five):
@@ -215,7 +219,7 @@ def test_items_are_found_by_words_of_their_names(named):
     assert facts["columns"] == {"aisle": HARM}
     assert all(each["name"] for each in facts["similar"][0]["items"])
     about = named.get("/explorer/about").json()
-    assert (about["named"], about["columns"]) == (True, ["aisle"])
+    assert about["named"] is True
 
 
 @pytest.mark.parametrize("key", HOSTILE)
@@ -245,6 +249,7 @@ def test_facts_of_an_item(five, runs):
     assert found["count"] == counts[id]
     assert found["of"] == NUM_ITEMS
     assert found["rank"] == 1 + sum((-c, n) < (-counts[id], id) for n, c in enumerate(counts))
+    assert found["columns"] == {}
     assert [each["model"] for each in found["similar"]] == [
         kind for kind in (*JUDGED, "export") if kind != "huffman"
     ]
@@ -257,14 +262,78 @@ def test_facts_of_an_item(five, runs):
     ]
     assert found["num_users"] == len(users)
     assert {each["user"] for each in found["users"]} <= set(users)
-    follow = model.mixture.follow.transitions.rows(torch.tensor([[id]]))
-    best = sorted(zip(-follow[1][0, 0], follow[0][0, 0].tolist(), strict=True))
+    for each in found["users"]:
+        user = run.log.user_keys.id(each["user"])
+        mine = run.log.items[run.log.offsets[user] : run.log.offsets[user + 1]]
+        assert (each["events"], each["times"]) == (len(mine), (mine == id).sum())
+    times = [each["times"] for each in found["users"]]
+    assert times == sorted(times, reverse=True)
+
+
+def test_what_follows_an_item_is_what_came_directly_after_it_in_training(five, runs):
+    """A loop over the events of training; held-out events are not counted."""
+    run = open_run(runs["mixture"])
+    log, end = run.log, split_log(run.log, run.config.split).train_end
+    id, after = run.log.item_keys.id(1007), Counter()
+    for user, start in enumerate(log.offsets[:-1]):
+        events = list(zip(log.times[start : end[user]], log.items[start : end[user]], strict=True))
+        moments = sorted({time for time, _ in events})
+        following = dict(pairwise(moments))
+        for time, item in events:
+            if item == id and time in following:
+                after.update(i for t, i in events if t == following[time])
+    found = five.get("/explorer/item", params={"key": "1007"}).json()
+    assert found["weighted"] is False
+    keys = log.item_keys
+    total = after.total()
+    wanted = {str(keys.key(item)): number / total for item, number in after.most_common(20)}
     shares = [each["share"] for each in found["followers"]]
-    assert shares == sorted(shares, reverse=True)
-    assert 0.99 < sum(shares) <= 1.0001 or len(shares) == 20
-    assert {each["item"] for each in found["followers"][:1]} <= {
-        str(run.log.item_keys.key(item)) for count, item in best if count == best[0][0]
+    assert shares == pytest.approx(sorted(wanted.values(), reverse=True))
+    least = min(wanted.values())
+    assert {each["item"] for each in found["followers"] if each["share"] > least} == {
+        key for key, share in wanted.items() if share > least
     }
+
+
+def test_items_that_only_another_model_knows_are_found(runs, tmp_path):
+    """Its log has other items; each is shown by the first model that knows it."""
+    frame = pl.read_parquet(runs.log_of("network")).filter(pl.col("item_id") < 1030)
+    frame.write_parquet(tmp_path / "part.parquet")
+    runs.train(tmp_path / "part", tmp_path / "part.parquet", *NETWORK)
+    both = Served(tmp_path / "part", runs["network"])
+    assert both.get("/explorer/items", params={"query": "1040"}).json()["items"]
+    found = both.get("/explorer/item", params={"key": "1040"}).json()
+    model = both.models.find("network").model
+    assert found["count"] == model.training_counts()[model.item_keys.id(1040)]
+    assert found["of"] == NUM_ITEMS
+    assert [each["model"] for each in found["similar"]] == ["network"]
+    assert found["followers"]
+    body = {"history": ["1040", "1000", "nothing"]}
+    told = both.client.post("/explorer/lists", json=body).json()
+    assert told["unknown"] == ["nothing"]
+    assert [each["item"] for each in told["history"]] == ["1040", "1000"]
+
+
+def test_ranks_leave_out_the_merged_rare_class(runs):
+    rare = Served(runs["rare"])
+    (model,) = rare.models
+    keys, counts = model.model.item_keys, model.training_counts
+    ids = [id for id in range(len(counts)) if id != keys.rare_id]
+    by_count = sorted(ids, key=lambda id: (-counts[id], id))
+    for place, id in enumerate(by_count, start=1):
+        found = rare.get("/explorer/item", params={"key": str(keys.key(id))}).json()
+        assert (found["rank"], found["of"]) == (place, len(ids))
+        assert rare.get(f"/items/{keys.key(id)}").json()["rank"] == place
+
+
+def test_times_that_are_probably_seconds_since_1970_are_shown_as_dates(runs, tmp_path):
+    frame = pl.read_parquet(runs.log_of("network"))
+    seconds = pl.int_range(pl.len()) * 3600 + 1_700_000_000
+    frame.with_columns(time=seconds).write_parquet(tmp_path / "log.parquet")
+    runs.train(tmp_path / "run", tmp_path / "log.parquet", *NETWORK)
+    found = told(Served(tmp_path / "run"), "u4")
+    assert found["history"][0]["time"].startswith("2023-11-")
+    assert len(found["history"][0]["time"]) == len("2023-11-14 22:13:20")
 
 
 def test_unknown_users_and_items_are_named(five):
@@ -351,6 +420,7 @@ def test_exports_alone_have_no_users_but_items_and_lists(runs):
     item = shop.get("/explorer/item?key=1000").json()
     assert (item["users"], item["num_users"]) == ([], 0)
     assert item["followers"]
+    assert item["weighted"] is True
     body = {"history": ["1000"]}
     assert len(shop.client.post("/explorer/lists", json=body).json()["lists"][0]["items"]) == 20
     assert shop.get("/explorer/map").status_code == 200

@@ -20,6 +20,29 @@ def basket_bounds(times: Integers, offsets: Integers) -> tuple[Ids, Ids]:
     return starts[basket], starts[basket + 1]
 
 
+def next_baskets(times: Integers, events: Ids, limits: Ids) -> tuple[Ids, Ids]:
+    """Start and end (exclusive) of the basket after that of each of `events` (M,).
+
+    `limits` (M,) are where the users of these events end: there is nothing after the last basket.
+
+    >>> next_baskets(np.array([3, 3, 4, 4]), np.array([0, 2]), np.array([4, 4]))
+    (array([2, 4]), array([4, 4]))
+    """
+    start = _basket_ends(times, events, limits)
+    return start, _basket_ends(times, start, limits)
+
+
+def _basket_ends(times: Integers, events: Ids, limits: Ids) -> Ids:
+    """The first event after each of `events` with another time, at most `limits`."""
+    ends = np.minimum(events + 1, limits)
+    inside = np.flatnonzero(ends < limits)
+    while len(inside):
+        inside = inside[times[ends[inside]] == times[events[inside]]]
+        ends[inside] += 1
+        inside = inside[ends[inside] < limits[inside]]
+    return ends
+
+
 def baskets_ago(times: NDArray[np.integer], lengths: Integers) -> NDArray[np.int64]:
     """How many baskets ago each event of B histories was: (B, W), 1 for the last basket.
 

@@ -141,13 +141,21 @@ def describe_period(log: EventLog) -> str:
     if kind == DATETIME:
         return f"from {_short_time(log, first)} to {_short_time(log, last)} UTC"
     told = f"from {first} to {last}"
-    for unit, per_second in (("seconds", 1), ("milliseconds", 1000)):
+    per_second = epoch_unit(log)
+    if per_second is None:
+        return told
+    dates = [f"{datetime.fromtimestamp(time / per_second, UTC):%Y-%m-%d}" for time in (first, last)]
+    unit = {1: "seconds", 1000: "milliseconds"}[per_second]
+    return f"{told} (if epoch {unit}: {dates[0]} to {dates[1]} UTC)"
+
+
+def epoch_unit(log: EventLog) -> int | None:
+    """1 or 1000 if the times of `log`, numbers, are probably seconds or milliseconds since 1970."""
+    first, last = int(log.times.min()), int(log.times.max())
+    for per_second in (1, 1000):
         if all(EPOCH_SECONDS[0] <= time / per_second <= EPOCH_SECONDS[1] for time in (first, last)):
-            dates = [
-                f"{datetime.fromtimestamp(t / per_second, UTC):%Y-%m-%d}" for t in (first, last)
-            ]
-            return f"{told} (if epoch {unit}: {dates[0]} to {dates[1]} UTC)"
-    return told
+            return per_second
+    return None
 
 
 def describe(log: EventLog) -> Description:

@@ -130,7 +130,7 @@ class Api:
                 item=keys.key(id),
                 name=None if table is None else table.name(id),
                 count=int(model.training_counts[id]),
-                rank=rank_of(model.training_counts, id),
+                rank=model.rank_by_frequency(id),
                 columns={} if table is None else table.values(id),
                 similar=similar,
             )
@@ -175,12 +175,6 @@ class Api:
             for number, answer in zip(numbers, found, strict=True):
                 answers[number] = answer
         return answers
-
-
-def rank_of(counts: NDArray[np.int64], id: int) -> int:
-    """The place of a class by frequency, 1 for the most frequent one."""
-    mine = counts[id]
-    return 1 + int((counts > mine).sum()) + int((counts[:id] == mine).sum())
 
 
 def answer_together(jobs: Sequence[Job]) -> list[bytes | Exception]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -20,17 +21,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
 
+from tapas.data.baskets import next_baskets
+from tapas.data.description import epoch_unit
 from tapas.data.event_log import EventLog
 from tapas.data.splits import Split, split_log
+from tapas.data.times import DATETIME, NUMBER
 from tapas.errors import UsageError
-from tapas.mixture import Mixture
+from tapas.ragged import spans
 from tapas.retrieval.recommender import Prediction
 from tapas.training.build import TrainingData, build_mixture
 from tapas.training.load import RunModel
 from tapas.training.model import SequenceModel
 from tapas.training.run_evaluation import check_same_points
 from tapas.training.run_folder import RunFolder
-from tapas.web.api import RequestError, as_json, rank_of
+from tapas.web.api import RequestError, as_json
 from tapas.web.item_map import principal_components
 from tapas.web.models import Models
 from tapas.web.schema import MOST_ITEMS, Keys
@@ -38,7 +42,6 @@ from tapas.web.served_model import NONE, Ids, Query, ServedModel
 
 LIST_LENGTH = 20
 SHOWN_EVENTS = 200  # of a history
-SHOWN_NEXT = 20
 SHOWN_USERS = 20  # of an item
 MOST_FOUND = 100  # of a search
 MOST_ON_MAP = 5_000
@@ -59,10 +62,14 @@ class Lists(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where the history of a user ends, and what they took next: events start:point:limit."""
+    """Where the history of a user ends, and what they took next: events start:point:judged:limit.
+
+    Lists are judged by the first few of the events that are held out, as by `tapas evaluate`.
+    """
 
     start: int
     point: int
+    judged: int
     limit: int
     held_out: str | None  # "test", "validation", or None: the history is all there is
 
@@ -77,11 +84,9 @@ class Judged(ServedModel):
         super().__init__(served.name, served.model, served.step)
         self.table = served.table
         self._sequence_model: SequenceModel = run_model.sequence_model
-        self._mixture: Mixture | None = None
-        if run_model.mixture is not None:
-            run = run_model.run
-            data = TrainingData(None, run.log, split.train_end)
-            self._mixture = build_mixture(run.config.model, data)
+        run = run_model.run
+        data = TrainingData(None, run.log, split.train_end)
+        self._mixture = build_mixture(run.config.model, data)
         if self._mixture is not None and run_model.mixture is not None:
             self._mixture.load_state_dict(run_model.mixture.state_dict())
 
@@ -137,6 +142,19 @@ class Explored:
             found[each.name] = Judged(each, each.model, self.split)
         return found
 
+    def followers(self, run: RunFolder, item: int) -> tuple[Ids, NDArray[np.float64]]:
+        """Items of the baskets directly after those with `item`, in training, and their shares."""
+        log = run.log
+        end = (
+            self.split.train_end if log is self.log else split_log(log, run.config.split).train_end
+        )
+        events = np.flatnonzero(np.asarray(log.items) == item)
+        limits = np.asarray(end)[np.searchsorted(log.offsets, events, side="right") - 1]
+        events, limits = events[events < limits], limits[events < limits]
+        position, _ = spans(*next_baskets(log.times, events, limits))
+        ids, times = np.unique(np.asarray(log.items)[position], return_counts=True)
+        return ids.astype(np.int64), times / max(1, times.sum())
+
     @cached_property
     def maps(self) -> dict[str, tuple[Ids, NDArray[np.float64]]]:
         """Most frequent items and their places on the map, by model; filled when asked for."""
@@ -148,8 +166,9 @@ class Explored:
             place = np.flatnonzero(points.user == user)
             if len(place):
                 point, limit = int(points.point[place[0]]), int(points.limit[place[0]])
-                return Cut(start, point, limit, name)
-        return Cut(start, stop, stop, None)
+                num_targets = self._with_users[1].config.head.next_items
+                return Cut(start, point, min(limit, point + num_targets), limit, name)
+        return Cut(start, stop, stop, stop, None)
 
 
 class Explorer:
@@ -195,12 +214,13 @@ class Explorer:
             }
             for each in self._models
         ]
-        table = self._models.first.table
+        named = any(
+            each.table is not None and each.table.names is not None for each in self._models
+        )
         return as_json(
             {
                 "models": models,
-                "named": table is not None and table.names is not None,
-                "columns": [] if table is None else list(table.columns),
+                "named": named,
                 "limits": {"history": MOST_ITEMS},
             }
         )
@@ -237,7 +257,7 @@ class Explorer:
         cut = now.cut(user)
         items = np.asarray(log.items[cut.start : cut.point], dtype=np.int64)
         times = np.asarray(log.times[cut.start : cut.point])
-        after = np.asarray(log.items[cut.point : cut.limit], dtype=np.int64)
+        after = np.asarray(log.items[cut.point : cut.judged], dtype=np.int64)
         lists = []
         for each in self._models:
             model, note = each, None
@@ -249,13 +269,13 @@ class Explorer:
                 mine, mine_times, wanted = _translated(first, each, items, times, after)
             lists.append(self._list(model, mine, mine_times, wanted, note))
         since = max(cut.start, cut.point - SHOWN_EVENTS)
-        until = min(cut.limit, cut.point + SHOWN_NEXT)
         return {
             "user": str(log.user_keys.key(user)),
             "held_out": cut.held_out,
             "events": cut.point - cut.start,
             "history": self._events(first, log, since, cut.point),
-            "next": self._events(first, log, cut.point, until),
+            "next": self._events(first, log, cut.point, cut.judged),
+            "later": cut.limit - cut.judged,
             "lists": lists,
         }
 
@@ -300,40 +320,47 @@ class Explorer:
         return await self._reply(lambda: self._search(query, limit))
 
     def _search(self, query: str, limit: int) -> Found:
-        model = self._models.first
-        keys, table = model.model.item_keys, model.table
-        found = keys.starting_with(query, limit + 1).tolist()
-        if table is not None:
-            found += [id for id in table.search(query, limit + 1) if id not in found]
-        items = [
-            {**self._named(model, keys.key(id), id), "count": int(model.training_counts[id])}
-            for id in found[:limit]
-        ]
-        return {"items": items, "more": len(found) > limit}
+        """Items by key or name: those of the first model, then those that only others know."""
+        items: dict[str, Found] = {}
+        for model in self._models:
+            keys, table = model.model.item_keys, model.table
+            found = keys.starting_with(query, limit + 1).tolist()
+            if table is not None:
+                found += [id for id in table.search(query, limit + 1) if id not in found]
+            for id in found:
+                named = self._named(model, keys.key(id), id)
+                items.setdefault(named["item"], {**named, "count": int(model.training_counts[id])})
+        return {"items": list(items.values())[:limit], "more": len(items) > limit}
 
     async def item(self, request: Request) -> Response:
         key = request.query_params.get("key", "")
         return await self._reply(lambda: self._item(key))
 
     def _item(self, key: str) -> Found:
-        model = self._models.first
-        keys, counts = model.model.item_keys, model.training_counts
-        id = int(keys.known_ids([key])[0])
-        if id < 0:
-            raise RequestError(404, f"unknown item '{key[:60]}'.{keys.suggestion(key)}")
-        table = model.table
+        model, id = self._find_item(key)
+        if model is None:
+            suggestion = self._models.first.model.item_keys.suggestion(key)
+            raise RequestError(404, f"unknown item '{key[:60]}'.{suggestion}")
         users, num_users = self._users_of_item(key)
         return {
-            **self._named(model, keys.key(id), id),
-            "count": int(counts[id]),
-            "rank": rank_of(counts, id),
+            **self._named(model, model.model.item_keys.key(id), id),
+            "count": int(model.training_counts[id]),
+            "rank": model.rank_by_frequency(id),
             "of": model.num_items,
-            "columns": {} if table is None else table.values(id),
+            "columns": {} if model.table is None else model.table.values(id),
             "similar": [found for each in self._models if (found := self._near(each, key))],
-            "followers": self._followers(model, id),
+            **self._followers(key),
             "users": users,
             "num_users": num_users,
         }
+
+    def _find_item(self, key: str | int) -> tuple[ServedModel | None, int]:
+        """The first model that knows an item, and its id there."""
+        for model in self._models:
+            id = int(model.model.item_keys.known_ids([key])[0])
+            if id >= 0:
+                return model, id
+        return None, -1
 
     def _near(self, model: ServedModel, key: str) -> Found | None:
         """The neighbours of an item; None if the model does not know it or has no vectors."""
@@ -352,17 +379,32 @@ class Explorer:
         items = [{**self._named(model, each, id), "score": score} for each, id, score in found]
         return {"model": model.name, "items": items}
 
-    def _followers(self, model: ServedModel, id: int) -> list[Found]:
-        """What followed an item in the log, most often first, as the model counts it."""
-        mixture = model.model.mixture
-        if mixture is None or mixture.follow is None:
-            return []
-        items, counts = mixture.follow.transitions.rows(torch.tensor([[id]]))
-        ids, shares = items[0, 0], counts[0, 0] / counts.sum().clamp(min=1e-9)
-        best = shares.argsort(descending=True, stable=True)[:LIST_LENGTH]
-        best = best[ids[best] >= 0]
-        keys = model.model.item_keys.keys(ids[best].numpy())
-        found = zip(keys, ids[best].tolist(), shares[best].tolist(), strict=True)
+    def _followers(self, key: str) -> Found:
+        """What came directly after an item in training, most often first."""
+        for model in self._models:
+            if isinstance(model.model, RunModel):
+                run = model.model.run
+                id = int(run.log.item_keys.known_ids([key])[0])
+                if id >= 0:
+                    ids, share = self._now.followers(run, id)
+                    return {"followers": self._shares(model, ids, share), "weighted": False}
+        for model in self._models:
+            mixture = model.model.mixture
+            id = int(model.model.item_keys.known_ids([key])[0])
+            if id >= 0 and mixture is not None and mixture.follow is not None:
+                found, counts = mixture.follow.transitions.rows(torch.tensor([[id]]))
+                real = found[0, 0] >= 0
+                ids, share = found[0, 0][real].numpy(), counts[0, 0][real].numpy()
+                return {
+                    "followers": self._shares(model, ids, share / max(share.sum(), 1e-9)),
+                    "weighted": True,
+                }
+        return {"followers": [], "weighted": False}
+
+    def _shares(self, model: ServedModel, ids: Ids, share: NDArray[np.float64]) -> list[Found]:
+        best = np.argsort(-share, kind="stable")[:LIST_LENGTH]
+        keys = model.model.item_keys.keys(ids[best])
+        found = zip(keys, ids[best].tolist(), share[best].tolist(), strict=True)
         return [{**self._named(model, key, each), "share": share} for key, each, share in found]
 
     def _users_of_item(self, key: str) -> tuple[list[Found], int]:
@@ -376,8 +418,9 @@ class Explorer:
         users, times = np.unique(
             np.searchsorted(log.offsets, events, side="right") - 1, return_counts=True
         )
-        most = users[np.argsort(-times, kind="stable")[:SHOWN_USERS]]
-        return _users_of(log, most), len(users)
+        most = np.argsort(-times, kind="stable")[:SHOWN_USERS]
+        shown = zip(_users_of(log, users[most]), times[most].tolist(), strict=True)
+        return [{**user, "times": number} for user, number in shown], len(users)
 
     async def lists(self, request: Request) -> Response:
         asked = msgspec.json.decode(await request.body(), type=Lists)
@@ -388,15 +431,20 @@ class Explorer:
             models = list(self._models) if asked.model is None else [self._models.find(asked.model)]
         except LookupError as error:
             raise RequestError(404, str(error.args[0])) from None
-        lists, first = [], models[0]
+        lists = []
+        named: list[Found | None] = [None] * len(asked.history)  # by the first that knows an item
         for model in models:
             ids = model.model.item_keys.known_ids(asked.history)
             lists.append(self._list(model, model.as_history(ids), None, NONE))
-        ids = first.model.item_keys.known_ids(asked.history)
-        pairs = list(zip(asked.history, ids.tolist(), strict=True))
-        named = [self._named(first, key, id) for key, id in pairs if id >= 0]
-        unknown = [str(key) for key, id in pairs if id < 0]
-        return {"lists": lists, "history": named, "unknown": unknown}
+            for place in np.flatnonzero(ids >= 0).tolist():
+                key, id = asked.history[place], int(ids[place])
+                named[place] = named[place] or self._named(model, key, id)
+        pairs = list(zip(asked.history, named, strict=True))
+        return {
+            "lists": lists,
+            "history": [found for _, found in pairs if found is not None],
+            "unknown": [str(key) for key, found in pairs if found is None],
+        }
 
     async def map(self, request: Request) -> Response:
         name = request.query_params.get("model")
@@ -418,7 +466,7 @@ class Explorer:
         ids, places = maps[model.name]
         table = model.table
         names = None if table is None or table.names is None else [table.names[id] for id in ids]
-        columns = {} if table is None else table.columns
+        columns = {} if table is None else table.groups
         return {
             "items": list(map(str, model.model.item_keys.keys(ids))),
             "names": names,
@@ -434,15 +482,23 @@ class Explorer:
 
     def _events(self, model: ServedModel, log: EventLog, start: int, stop: int) -> list[Found]:
         ids = np.asarray(log.items[start:stop], dtype=np.int64)
-        has_times = log.report["time_kind"] in ("datetime", "number")
-        times = [
-            log.format_time(int(time)) if has_times else None for time in log.times[start:stop]
-        ]
+        times = _times_in_words(log, start, stop)
         keys = log.item_keys.keys(ids)
         return [
             {**self._named(model, key, id), "time": time}
             for key, id, time in zip(keys, ids.tolist(), times, strict=True)
         ]
+
+
+def _times_in_words(log: EventLog, start: int, stop: int) -> list[str | None]:
+    """When events were; numbers that are probably seconds or milliseconds since 1970 as dates."""
+    kind, times = log.report["time_kind"], np.asarray(log.times[start:stop]).tolist()
+    if kind not in (DATETIME, NUMBER):
+        return [None] * len(times)
+    unit = epoch_unit(log) if kind == NUMBER else None
+    if unit is None:
+        return [log.format_time(time) for time in times]
+    return [f"{datetime.fromtimestamp(time / unit, UTC):%Y-%m-%d %H:%M:%S}" for time in times]
 
 
 def _part_names(model: ServedModel) -> list[str]:

@@ -1,5 +1,6 @@
 """Who may ask, and how much at once: the outermost layer of the server."""
 
+import asyncio
 import base64
 import binascii
 import hmac
@@ -64,6 +65,9 @@ class Guard:
 
         try:
             await self._answer(scope, receive, send_guarded)
+        except asyncio.CancelledError:  # the server stops, and has waited for long enough
+            if not status:
+                await as_error(503, "the server is stopping.")(scope, receive, send_guarded)
         finally:
             self.measurements.add(route_of(scope["path"]), status, time.perf_counter() - start)
 

@@ -84,12 +84,12 @@ class IndexedModel(ServedModel):
         scale = 1.0 if mixture is None else float(mixture.scale)
         number = min(max(k, FOUND), self._table.num_classes)
         score, best = self._index.topk(query, number, exclude)
-        known, logits = best, scale * score
+        known, logits = best, scale * score  # ids and logits of all that is known exactly
         if exclude is not None:  # they are not listed, but in the sum
             others = scale * logits_of(self._table, query, exclude.clamp(min=0))
             known = torch.cat([known, exclude], dim=1)
             logits = torch.cat([logits, others.masked_fill(exclude < 0, -torch.inf)], dim=1)
-        log_sum = self._log_sum(query, logits, known, scale)[:, None]
+        log_sum = self._log_sum(query, known, logits, scale)[:, None]
         score, best = score[:, :k], best[:, :k]
         if mixture is None:
             return scale * score - log_sum, best
@@ -100,8 +100,8 @@ class IndexedModel(ServedModel):
         )
         return score, best
 
-    def _log_sum(self, query: Tensor, known: Tensor, ids: Tensor, scale: float) -> Tensor:
-        """(B,) log of the estimated sum of exponentials; `known` (B, N) are logits of `ids`.
+    def _log_sum(self, query: Tensor, ids: Tensor, logits: Tensor, scale: float) -> Tensor:
+        """(B,) log of the estimated sum of exponentials; `logits` (B, N) of `ids` are known.
 
         Ids are distinct, negative ones are padding.
         """
@@ -113,4 +113,4 @@ class IndexedModel(ServedModel):
         left = self._table.num_classes - (ids >= 0).sum(dim=1)
         drawn = (others > -torch.inf).sum(dim=1).clamp(min=1)
         rest = others.logsumexp(dim=1) + (left / drawn).log()  # -inf where nothing is left
-        return torch.logaddexp(known.logsumexp(dim=1), rest)
+        return torch.logaddexp(logits.logsumexp(dim=1), rest)

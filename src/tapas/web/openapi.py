@@ -27,7 +27,8 @@ ERRORS = {
     "422": "The request does not fit the schema.",
     "503": "The server is stopping, or has too much to do.",
 }
-EXAMPLE = """curl -s {address}/recommend -d '{{"histories": [[KEY, KEY]], "k": 10}}'"""
+EXAMPLE = """curl -s {address}/recommend{token} -d '{{"histories": [[KEY, KEY]], "k": 10}}'"""
+TOKEN = " -H 'Authorization: Bearer TOKEN'"
 
 
 def openapi() -> dict[str, Any]:
@@ -126,7 +127,7 @@ def _reference(found: type) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{found.__name__}"}
 
 
-def docs_page(address: str) -> str:
+def docs_page(address: str, *, with_token: bool = False) -> str:
     """`openapi` for people, as HTML without scripts; the style is at /static/docs.css."""
     described = openapi()
     schemas = described["components"]["schemas"]
@@ -139,12 +140,16 @@ def docs_page(address: str) -> str:
         f"<p>{escape(described['info']['description'])} JSON in, JSON out; the description for "
         "programs is <a href='/openapi.json'>openapi.json</a>, for people who look there is the "
         "<a href='/'>explorer</a>.</p>",
-        f"<pre>{escape(EXAMPLE.format(address=address))}</pre>",
+        f"<pre>{escape(EXAMPLE.format(address=address, token=TOKEN if with_token else ''))}</pre>",
     ]
     for path, verbs in described["paths"].items():
         for verb, each in verbs.items():
             parts.append(f"<h2><code>{verb.upper()} {escape(path)}</code></h2>")
             parts.append(f"<p>{escape(_words(each))}</p>")
+            for parameter in each.get("parameters", []):
+                place = "In the address" if parameter["in"] == "path" else "As a query"
+                name, words = escape(parameter["name"]), escape(parameter["description"])
+                parts.append(f"<p>{place}, <code>{name}</code>: {words}</p>")
             if "requestBody" in each:
                 body = each["requestBody"]["content"]["application/json"]["schema"]["$ref"]
                 parts.append(_fields("It takes", schemas[body.rpartition("/")[2]]))

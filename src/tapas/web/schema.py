@@ -53,7 +53,7 @@ class Recommend(Struct, forbid_unknown_fields=True, kw_only=True):
         Literal["error", "popular"],
         Meta(
             description="What unknown users and histories without a known item get: an error, or "
-            "the most popular items of training."
+            "the most popular items of training. Default: an error."
         ),
     ] = "error"
     explain: Annotated[

@@ -60,6 +60,15 @@ class ServedModel:
     def training_counts(self) -> NDArray[np.int64]:
         return self.model.training_counts()
 
+    def rank_by_frequency(self, id: int) -> int:
+        """The place of an item among all that can be recommended, 1 for the most frequent one."""
+        counts, rare = self.training_counts, self.model.item_keys.rare_id
+        before = counts > counts[id]
+        before[:id] |= counts[:id] == counts[id]
+        if rare is not None:
+            before[rare] = False
+        return 1 + int(before.sum())
+
     def as_history(self, ids: Ids) -> Ids:
         """`ids` of a history as the model reads them: unknown ones, -1, as rare items or not."""
         rare = self.model.item_keys.rare_id

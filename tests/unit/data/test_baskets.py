@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapas.data.baskets import basket_bounds, baskets_ago
+from tapas.data.baskets import basket_bounds, baskets_ago, next_baskets
 
 users = st.lists(st.lists(st.integers(0, 3), max_size=6).map(sorted), min_size=1, max_size=5)
 
@@ -18,6 +18,23 @@ def test_a_basket_has_the_adjacent_events_of_a_user_with_the_same_time(users):
         for place, time in enumerate(user):
             assert start[first + place] == first + user.index(time)
             assert end[first + place] == start[first + place] + user.count(time)
+
+
+@given(users=users, cut=st.integers(0, 3))
+def test_the_next_basket_has_the_events_with_the_next_time_before_the_cut(users, cut):
+    times = np.array([t for user in users for t in user], dtype=np.int64)
+    offsets = np.append(0, np.cumsum([len(user) for user in users]))
+    counted = [sum(time < cut for time in user) for user in users]  # the cut is between baskets
+    events = [first + n for first, size in zip(offsets, counted, strict=False) for n in range(size)]
+    limits = [
+        first + size for first, size in zip(offsets, counted, strict=False) for _ in range(size)
+    ]
+    found = next_baskets(times, np.array(events, dtype=np.int64), np.array(limits, dtype=np.int64))
+    for event, limit, start, stop in zip(events, limits, *found, strict=True):
+        later = [n for n in range(event, limit) if times[n] > times[event]]
+        following = [n for n in later if times[n] == times[later[0]]]
+        assert list(range(start, stop)) == following
+        assert start >= event
 
 
 @given(users=users, padding=st.integers(0, 3))
