@@ -115,7 +115,8 @@ def test_train_leaves_a_run_and_says_how_it_went(training, run):
     assert re.search(r"^step 8 of .* MAP@20 0\.\d{4} \(best\) · \d+ s left$", output, re.M)
     assert "Chosen: loop.exclude_seen = true: 0.0 % of events repeat an item " in output
     assert output.endswith(
-        "Report: run/report.html\nNext: `tapas evaluate run`, `tapas recommend run --user ...`.\n"
+        "Report: run/report.html\nNext: `tapas evaluate run`, `tapas recommend run --user ...`, "
+        "or look into it: `tapas serve run`.\n"
         "To learn from the held-out events, too: `tapas train --like run --out run-whole`.\n"
     )
     assert sorted(path.name for path in run.iterdir()) == [

@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
     assert "Hardest, n = 3" in done.stderr
     assert (
         "Next: `tapas evaluate run --method mine:Hardest`, `tapas recommend run --method "
-        "mine:Hardest --user ...`."
+        "mine:Hardest --user ...`, or look into it: `tapas serve run --method mine:Hardest`."
     ) in " ".join(done.stderr.split())
     return folder
 

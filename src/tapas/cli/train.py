@@ -526,7 +526,7 @@ def _next_commands(folder: Path, outcome: TrainResult, own: str | None) -> list[
     if outcome.best is None:  # it is not judged
         return [f"Next: {recommend}."]
     return [
-        f"Next: `tapas evaluate {named}`, {recommend}.",
+        f"Next: `tapas evaluate {named}`, {recommend}, or look into it: `tapas serve {named}`.",
         f"To learn from the held-out events, too: `{whole_log_command(folder, own)}`.",
     ]
 

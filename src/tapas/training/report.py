@@ -346,6 +346,9 @@ def _next(run: RunFolder, found: RunsEvaluation | None) -> list[Block]:
     commands["Items that are taken in the same places as another:"] = (
         f"tapas similar {path} --item ...{named}"
     )
+    commands["To look into it in a browser, and to answer other programs:"] = (
+        f"tapas serve {path}{named}"
+    )
     if run.config.split.kind != NONE:
         whole = whole_log_command(run.path, own)
         commands["Once you like it, a model that learns from the held-out events, too:"] = whole
