@@ -20,20 +20,19 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from experiments.logs import COMMITS, GROCERIES, told_of
 from experiments.options import RESULTS, Draw, Out, Workers
 from experiments.published.command import RECIPE, SEEDS
-from experiments.published.sets import SETS
 from experiments.trained_runs import Place, Tables, run_study, trained
 from tapas.atomic_file import OutputFolder
 from tapas.checkpoints.model import load_model_state, load_optimizer_state, read_checkpoint
 from tapas.cli.exit_codes import report_errors
 from tapas.cli.options import Cache
 from tapas.cli.terminal import status
-from tapas.comparison.groceries import PACKAGE, find_groceries
 from tapas.comparison.ledger import Ledger, Result, short_key
 from tapas.comparison.settings import source_commit
 from tapas.data.splits import Split, split_log
-from tapas.errors import UsageError, choice
+from tapas.errors import choice
 from tapas.evaluation.evaluate import held_out
 from tapas.evaluation.intervals import Interval
 from tapas.evaluation.ranked_lists import ranked_lists
@@ -42,7 +41,7 @@ from tapas.mixture import Mixture
 from tapas.page import Block, Command, Heading, Paragraph, Table, as_markdown
 from tapas.tables.ranks import ONE_PROCESS
 from tapas.training.build import TrainingData, build_mixture, build_training
-from tapas.training.config import PROTOCOLS, TrainConfig
+from tapas.training.config import TrainConfig
 from tapas.training.mixture_fit import MixtureFit
 from tapas.training.model import SequenceModel
 from tapas.training.run_evaluation import list_options, load_model
@@ -56,7 +55,6 @@ AS_IT_IS, RENEWED, AGAIN = "as it is", "counts renewed", "again"
 GOING_ON = {"going on, a tenth": 0.1, "going on, three tenths": 0.3}
 RATE = 1 / 3  # of the highest learning rates, when it goes on
 WITHOUT_COPY, WITHOUT_FOLLOW, SOFTMAX = "without copying", "without following", "softmax alone"
-GROCERIES, COMMITS = "groceries", "commits"
 LOGS = (GROCERIES, COMMITS, "bert4rec-beauty")
 METRICS = ("map@20", "ndcg@10", "recall@20")
 
@@ -73,28 +71,9 @@ class DefaultModelRun:
         return short_key(asdict(self))
 
 
-def source(name: str, place: Place) -> Tables:
-    """What `tapas train` is told about the log."""
-    if name == GROCERIES:
-        groceries = find_groceries()
-        if groceries is None:
-            raise UsageError(f"{name} needs its log. Install it: pip install {PACKAGE}.")
-        return {"log": {"files": [str(groceries.transactions)]}}
-    if name == COMMITS:
-        file = place.data / "rust_commits.parquet"
-        if not file.is_file():
-            raise UsageError(
-                f"{name} needs the file {file}: a table of who touched which file when, with "
-                "columns user, item and time."
-            )
-        return {"log": {"files": [str(file)]}}
-    file = SETS[name].log(place.data, place.cache)
-    return PROTOCOLS["leave-one-out"] | {"log": {"files": [str(file)], "ties": "file"}}
-
-
 def execute(run: DefaultModelRun, place: Place) -> Result:
     """Train, or continue a run that was killed, and judge all models."""
-    told: list[Tables] = [source(run.log, place), {"loop": {"seed": run.seed}}]
+    told: list[Tables] = [told_of(run.log, place), {"loop": {"seed": run.seed}}]
     found, _ = trained(run.key(), told, place)
     return {"key": run.key(), "run": asdict(run), "commit": source_commit(), **compare(found)}
 
@@ -265,7 +244,7 @@ def default_model(
         if not draw:
             place = Place.of(NAME, data, cache)
             for name in names:
-                source(name, place)  # or an error, before anything is trained
+                told_of(name, place)  # or an error, before anything is trained
             runs = [
                 DefaultModelRun(log=name, seed=seed, recipe=RECIPE)
                 for seed in SEEDS

@@ -1,4 +1,4 @@
-"""`recipe`: the trials behind what `tapas train` chooses, on validation users of two public sets.
+"""`recipe`: the trials behind what `tapas train` chooses, on validation users of four logs.
 
 Each trial changes a setting or two of the recipe at its time. Test users are not looked at.
 """
@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from experiments.logs import COMMITS, GROCERIES, title_of, told_of
 from experiments.options import RESULTS, Draw, Out, Workers
-from experiments.published.sets import SETS
 from experiments.trained_runs import Place, Tables, run_study, trained
 from tapas.atomic_file import OutputFolder
 from tapas.cli.exit_codes import report_errors
@@ -19,7 +19,7 @@ from tapas.cli.terminal import status
 from tapas.comparison.ledger import Ledger, Result, short_key
 from tapas.comparison.settings import source_commit
 from tapas.page import Block, Command, Heading, Paragraph, Table, as_markdown
-from tapas.training.config import JSON, PROTOCOLS
+from tapas.training.config import JSON
 from tapas.training.run_evaluation import evaluate_run
 from tapas.training.settings_search import in_words
 
@@ -31,6 +31,7 @@ TAPAS: dict[str, JSON] = {"head.method": "tapas", "head.num_samples": 1_000, DEC
 MIXED: dict[str, JSON] = TAPAS | {"head.method": "mixed"}
 HYBRID: dict[str, JSON] = MIXED | {"head.presample_factor": 8}
 FULL: dict[str, JSON] = {"head.method": "full", DECAY: 0.0}
+SEEDS: list[dict[str, JSON]] = [{}, {"loop.seed": 1}, {"loop.seed": 2}]
 TRIALS: dict[str, list[dict[str, JSON]]] = {
     "beauty": [
         FULL,
@@ -42,6 +43,10 @@ TRIALS: dict[str, list[dict[str, JSON]]] = {
         TAPAS | {"model.dropout": 0.3},
         TAPAS | {"loop.epochs": 40.0},
         TAPAS | {DECAY: 0.01},
+        MIXED,
+        MIXED | {DECAY: 0.001},
+        HYBRID,
+        HYBRID | {DECAY: 0.001},
     ],
     "bert4rec-beauty": [
         TAPAS,
@@ -62,6 +67,8 @@ TRIALS: dict[str, list[dict[str, JSON]]] = {
         HYBRID | {"head.num_samples": 256},
         HYBRID,
     ],
+    GROCERIES: [method | seed for method in (TAPAS, MIXED, HYBRID) for seed in SEEDS],
+    COMMITS: [method | seed for method in (TAPAS, MIXED, HYBRID) for seed in SEEDS],
 }
 
 
@@ -79,10 +86,9 @@ class RecipeTrial:
 
 def execute(trial: RecipeTrial, place: Place) -> Result:
     """Train, or continue a trial that was killed, and judge by all validation users."""
-    log = str(SETS[trial.set].log(place.data, place.cache))
     told: list[Tables] = [
-        PROTOCOLS["leave-one-out"],
-        {"log": {"files": [log], "ties": "file"}, "loop": {"seed": trial.seed}},
+        told_of(trial.set, place),
+        {"loop": {"seed": trial.seed}},
         as_sections(trial.changes),
     ]
     run, seconds = trained(trial.key(), told, place)
@@ -129,7 +135,7 @@ def page(ledger: Ledger) -> str:
         if not found:
             continue
         found.sort(key=lambda each: -float(each["scores"]["ndcg@10"]["mean"]))
-        blocks.append(Heading(f"{SETS[name].title}: {found[0]['users']:,} validation users"))
+        blocks.append(Heading(f"{title_of(name)}: {found[0]['users']:,} validation users"))
         rows = [
             (
                 in_words(each["run"]["changes"]),
@@ -150,14 +156,17 @@ def _cell(interval: dict[str, Any]) -> str:
 def recipe(
     data: Annotated[
         Path,
-        typer.Option(metavar="FOLDER", help="Folder with clones of ICLRec and BERT4Rec."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder with clones of ICLRec and BERT4Rec, and rust_commits.parquet.",
+        ),
     ] = Path("data"),
     out: Out = RESULTS,
     cache: Cache = None,
     draw: Draw = False,
     workers: Workers = 2,
 ) -> None:
-    """Try settings on the validation users of two public sets.
+    """Try settings on the validation users of four logs.
 
     Finished trials are kept: you can stop at any time, and the same command continues.
     """
@@ -167,7 +176,7 @@ def recipe(
         if not draw:
             place = Place.of(NAME, data, cache)
             for name in TRIALS:
-                SETS[name].log(data, place.cache)  # or an error, before anything is trained
+                told_of(name, place)  # or an error, before anything is trained
             trials = [
                 RecipeTrial(set=name, seed=0, changes=changes)
                 for name, each in TRIALS.items()

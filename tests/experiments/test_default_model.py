@@ -27,7 +27,7 @@ def test_all_models_are_judged_at_the_points_that_none_has_seen(tmp_path, monkey
     log = write_chain(tmp_path / "log.parquet", num_users=60, num_items=40)
     settings = {"log": {"files": [str(log)]}, "model": {"dim": 8}}
     settings |= {"loop": {"steps": 40, "evaluate_every": 40}}
-    monkeypatch.setattr(default_model, "source", lambda name, place: settings)
+    monkeypatch.setattr(default_model, "told_of", lambda name, place: settings)
     run = DefaultModelRun(log="groceries", seed=0, recipe=1)
     place = Place(tmp_path, tmp_path / "cache", tmp_path / "runs")
     result = execute(run, place)
