@@ -21,7 +21,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var
 h1, h2 { line-height: 1.2 } h2 { margin-top: 2.5rem }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid var(--line) }
-th { vertical-align: bottom } td { white-space: nowrap }
+thead th { vertical-align: bottom } tbody th { font-weight: normal } td { white-space: nowrap }
 th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal;
                                  min-width: 9rem }
 .wide { overflow-x: auto; margin: 1rem 0; font-size: .9em; background:
@@ -50,9 +50,13 @@ pre { background: var(--box); padding: .6rem 1rem; white-space: pre-wrap;
   th:first-child, td:first-child { min-width: 5rem }
 }
 @media print {
-  :root { color-scheme: light } body { font-size: 11pt; margin: 0 auto }
+  :root { color-scheme: light } body { font-size: 11pt; margin: 0 auto; padding: 0 }
   h2, figcaption { break-after: avoid }
   tr, pre, .rule { break-inside: avoid } .swipe { display: none }
+  .wide, .card { overflow: visible; background: none } .card img { min-width: 0 }
+  .wide { font-size: .75em } th, td { padding: .2rem .35rem; white-space: normal }
+  th:first-child, td:first-child { min-width: 8rem }
+  tbody th, .words td { overflow-wrap: anywhere }
 }
 """
 
@@ -79,7 +83,10 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Every row has as many cells as the heading; `words` are aligned to the left."""
+    """Every row has as many cells as the heading, the first of which says what the row is about.
+
+    `words` are aligned to the left.
+    """
 
     heading: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -162,24 +169,29 @@ def as_html(
         "<!doctype html><html lang='en'><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>{_html(title)}</title><style>{STYLE}{CHART_STYLE}</style>",
-        f"<h1>{_html(title)}</h1>",
+        f"<main><h1>{_html(title)}</h1>",
     ]
+    section, num_wide = title, 0
     for block in blocks:
         match block:
             case Heading(text):
+                section, num_wide = text, 0
                 texts.append(f"<h2>{_html(text)}</h2>")
             case Paragraph(text, kind):
                 texts.append(f"<p class='{kind}'>{_html(text)}</p>" if kind else _p(text))
             case Command(text):
                 texts.append(f"<pre>$ {_html(text)}</pre>")
             case Table(heading, rows, words):
+                num_wide += 1
                 kind = "wide words" if words else "wide"
-                texts.append(f"<div class='{kind}'>{_table(heading, rows)}</div>")
+                texts.append(_scrolled(kind, f"{section}, table {num_wide}", _table(heading, rows)))
             case Picture(name, text):
                 image = base64.b64encode(pictures[name]).decode()
                 source = f"data:image/png;base64,{image}"
                 texts.append("<p class='note swipe'>The figure scrolls sideways.</p>")
-                texts.append(f"<div class='card'><img alt='{_html(text)}' src='{source}'></div>")
+                num_wide += 1
+                image = f"<img alt='{_html(text)}' src='{source}'>"
+                texts.append(_scrolled("card", f"{section}, figure {num_wide}", image))
             case Charts(svgs, note):
                 figures = (
                     f"<figure><figcaption>{_html(name)}</figcaption>{svg}</figure>"
@@ -190,7 +202,7 @@ def as_html(
             case Lists(name, lists):
                 columns = "".join(_list(title, items) for title, items in lists.items())
                 texts.append(f"<h3>{_html(name)}</h3><div class='lists'>{columns}</div>")
-    return "\n".join([*texts, "</html>"]) + "\n"
+    return "\n".join([*texts, "</main></html>"]) + "\n"
 
 
 def _html(text: str) -> str:
@@ -199,6 +211,12 @@ def _html(text: str) -> str:
 
 def _p(text: str) -> str:
     return f"<p>{_html(text)}</p>"
+
+
+def _scrolled(kind: str, label: str, content: str) -> str:
+    """What may be wider than the page; with the focus in it, the arrow keys scroll it."""
+    focus = f"tabindex='0' role='region' aria-label='{_html(label)}'"
+    return f"<div class='{kind}' {focus}>{content}</div>"
 
 
 def _bullet(item: str) -> str:
@@ -212,12 +230,20 @@ def _cell(text: str) -> str:
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_html(cell)}</th>" for cell in heading) if any(heading) else ""
+    head = "".join(_head_cell(cell, "col") for cell in heading) if any(heading) else ""
     body = "\n".join(
-        "<tr>" + "".join(f"<td>{_html(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        f"<tr>{_head_cell(name, 'row')}"
+        + "".join(f"<td>{_html(cell)}</td>" for cell in cells)
+        + "</tr>"
+        for name, *cells in rows
     )
     top = f"<thead><tr>{head}</tr></thead>\n" if head else ""
     return f"<table>{top}<tbody>{body}</tbody></table>"
+
+
+def _head_cell(text: str, scope: str) -> str:
+    """The name of a column or row; what is empty names nothing."""
+    return f"<th scope='{scope}'>{_html(text)}</th>" if text else "<td></td>"
 
 
 def _list(title: str, items: Sequence[str]) -> str:

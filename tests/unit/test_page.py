@@ -49,7 +49,17 @@ def test_a_table_of_words_is_aligned_to_the_left_and_needs_no_heading():
     table = Table(("", ""), [("a", "b")], words=True)
     assert as_markdown("T", [table]).endswith("|  |  |\n|---|---|\n| a | b |\n")
     page = as_html("T", [table])
-    assert "<div class='wide words'><table><tbody>" in page
+    region = "tabindex='0' role='region' aria-label='T, table 1'"
+    assert f"<div class='wide words' {region}><table><tbody>" in page
+
+
+def test_rows_and_columns_are_named_for_screen_readers_and_what_is_wide_can_be_scrolled_by_keys():
+    table = Table(("", "c"), [("r", "1"), ("", "2")])
+    page = as_html("T", [Heading("<S>"), table, table, Picture("p", "q")], {"p": b""})
+    assert "<thead><tr><td></td><th scope='col'>c</th></tr></thead>" in page
+    assert "<tr><th scope='row'>r</th><td>1</td></tr>\n<tr><td></td><td>2</td></tr>" in page
+    names = re.findall(r"tabindex='0' role='region' aria-label='([^']*)'", page)
+    assert names == [f"&lt;S&gt;, {each}" for each in ("table 1", "table 2", "figure 3")]
 
 
 def test_the_complete_markdown():

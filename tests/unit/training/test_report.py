@@ -60,7 +60,8 @@ class Page(HTMLParser):
             pass
 
     def handle_data(self, data):
-        self.found.setdefault(self.open[-1] if self.open else "", []).append(data)
+        tag = self.open[-1] if self.open else ""
+        self.found.setdefault("cell" if tag in ("td", "th") else tag, []).append(data)
 
     @property
     def sections(self):
@@ -127,7 +128,7 @@ def test_every_section_is_on_the_page_with_the_numbers_of_the_evaluation(run):
     assert "The log" in page.sections
     assert "chain.parquet" in page.text
     assert str(run.path.parent) not in page.text.replace(f"tapas evaluate {run.path}", "")[:2_000]
-    rows = page.found["td"]
+    rows = page.found["cell"]
     for name in ("method", "time", "training events", "memory", "events", "users", "items"):
         assert name in rows
     assert "6 of at most 6, 8 histories each" in rows
@@ -155,8 +156,8 @@ def test_test_users_and_another_run_beside_it(run, copied):
     found = evaluate_runs([run, copied], inspect=True)
     page = Page(report_page(run, found))
     assert "Judged by events that no training has seen" in page.text
-    assert str(copied.path) in page.found["th"]
-    assert str(run.path) in page.found["th"]
+    assert str(copied.path) in page.found["cell"]
+    assert str(run.path) in page.found["cell"]
     assert not any(command.startswith("$ tapas evaluate") for command in page.found["pre"])
 
 
@@ -183,7 +184,7 @@ def test_a_run_on_the_whole_log_is_not_judged(run, tmp_path):
     assert "It has learned from all events" in page.text
     assert page.marks == []
     assert "Nothing is held out; training: " in page.text
-    assert "time" in page.found["td"]
+    assert "time" in page.found["cell"]
     assert not any(word in page.text for word in ("tapas evaluate", "--like", "NaN", "nan"))
 
 
@@ -193,12 +194,12 @@ def test_an_interrupted_and_resumed_run_adds_up_its_times(run, tmp_path):
     session.train(config, tmp_path / "run", cache=run.path.parent / "cache",
                   should_stop=lambda: next(stops))  # fmt: skip
     half = Page(report_page(open_run(tmp_path / "run")))
-    assert "3 of at most 6, 8 histories each" in half.found["td"]
+    assert "3 of at most 6, 8 histories each" in half.found["cell"]
     session.resume(tmp_path / "run")
     page = Page(report_page(open_run(tmp_path / "run")))
-    assert "6 of at most 6, 8 histories each" in page.found["td"]
+    assert "6 of at most 6, 8 histories each" in page.found["cell"]
     assert "a process was killed" not in page.text
-    assert page.found["td"].count("time") == 2
+    assert page.found["cell"].count("time") == 2
 
 
 def test_the_time_of_a_killed_process_is_not_known(copied):
@@ -210,7 +211,7 @@ def test_the_time_of_a_killed_process_is_not_known(copied):
         journal.write(6, "end", reason="finished", steps=2, seconds=3.0, peak_bytes=None)
     page = Page(report_page(copied))
     assert "3 s, evaluations included, for 2 of the steps: a process was killed" in page.text
-    assert "memory" not in page.found["td"]
+    assert "memory" not in page.found["cell"]
     assert end["steps"] == 6
 
 
@@ -223,7 +224,7 @@ def test_an_old_journal_and_none_at_all(copied):
     path.write_text("".join(json.dumps(line) + "\n" for line in evaluations))
     page = Page(report_page(copied, judged(copied)))
     assert page.sections == [name for name in SECTIONS if not name.startswith("What was chosen")]
-    assert "training events" not in page.found["td"]
+    assert "training events" not in page.found["cell"]
     path.unlink()
     page = Page(report_page(copied, judged(copied)))
     assert "Training" in page.sections
