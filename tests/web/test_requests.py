@@ -160,7 +160,8 @@ def test_other_addresses_are_not_found_and_lead_nowhere(served, path):
 
 def test_files_of_the_explorer_are_served_and_no_others(served):
     for name, kind in (
-        ("explorer.js", "text/javascript"), ("explorer.css", "text/css"),
+        ("explorer.js", "text/javascript"), ("page.js", "text/javascript"),
+        ("explorer.css", "text/css"),
         ("favicon.svg", "image/svg+xml"), ("docs.css", "text/css"),
     ):  # fmt: skip
         answer = served.get(f"/static/{name}")

@@ -34,11 +34,7 @@ from tapas.web.request_errors import HANDLED
 
 DRAIN_SECONDS = 10  # for answers to requests that are under way when the server is stopped
 SHORTEST_TOKEN = 16  # characters
-STATIC = {
-    "explorer.js": "text/javascript",
-    "explorer.css": "text/css",
-    "favicon.svg": "image/svg+xml",
-}
+MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
 class Anything(Convertor[str]):
@@ -110,8 +106,13 @@ def build_app(
     measurements = Measurements()
     api = Api(models, compute, measurements)
     explorer = Explorer(models, compute)
-    static = {name: files("tapas.web").joinpath("static", name).read_bytes() for name in STATIC}
-    page = files("tapas.web").joinpath("static", "explorer.html").read_bytes()
+    folder = files("tapas.web").joinpath("static")
+    static = {
+        each.name: (each.read_bytes(), MEDIA_TYPES[Path(each.name).suffix])
+        for each in folder.iterdir()
+        if Path(each.name).suffix in MEDIA_TYPES
+    }
+    page = folder.joinpath("explorer.html").read_bytes()
 
     async def front(request: Request) -> Response:
         return Response(page, media_type="text/html")
@@ -122,10 +123,12 @@ def build_app(
             return Response(docs_style(), media_type="text/css")
         if name not in static:
             raise HTTPException(404)
-        return Response(static[name], media_type=STATIC[name])
+        content, media_type = static[name]
+        return Response(content, media_type=media_type)
 
     async def docs(request: Request) -> Response:
-        return Response(docs_page(address.url), media_type="text/html")
+        described = docs_page(address.url, with_token=token is not None)
+        return Response(described, media_type="text/html")
 
     async def schema(request: Request) -> Response:
         return as_json(openapi())
