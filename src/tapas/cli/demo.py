@@ -1,6 +1,5 @@
 """`tapas demo`: all steps from a log to a report, in a few minutes."""
 
-import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,7 +78,6 @@ def demo(
                 f"the demo brings its own log, but got {files[0]!r}. For a log of your own: tapas "
                 f"inspect {log}, then tapas train {log} --out run."
             )
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UsageError(
                 f"{out} exists and is not an empty folder. Remove it, or choose another --out."

@@ -13,7 +13,7 @@ from tapas.version import __version__
 
 EXTRAS = {  # extra of tapas-softmax: its packages, and what they are for
     "train": (("polars", "rich", "tensorboard", "typer"), "logs and this command"),
-    "plots": (("matplotlib",), "the figures of `tapas compare` and `tapas demo`"),
+    "plots": (("matplotlib",), "the figures of `tapas compare`"),
     "faiss": (("faiss-cpu",), "`tapas export --to index.faiss`"),
     "ray": (("ray",), "`tapas train --servers`"),
     "serve": (

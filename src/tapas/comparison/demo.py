@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tapas.comparison.figure_style import COLOURS, as_png, blank_figure, label_ends, plain
+from tapas.charts import Line, line_chart
 from tapas.comparison.groceries import find_groceries, product_names
 from tapas.comparison.listening_log import (
     ListeningLogConfig,
@@ -26,17 +26,17 @@ from tapas.evaluation.scores import Scores, score_lists
 from tapas.evaluation.verdict import beside_baselines
 from tapas.page import (
     Block,
+    Charts,
     Heading,
     Lists,
     Marked,
     Paragraph,
-    Picture,
     Subheading,
     Table,
     as_html,
 )
 from tapas.training.config import JSON, TrainConfig, build_config, names_in
-from tapas.training.journal import read_journal
+from tapas.training.journal import JOURNAL, read_journal
 from tapas.training.run import train
 from tapas.training.run_evaluation import evaluate_run, load_model, paired_difference_of_runs
 from tapas.training.run_folder import RunFolder, open_run
@@ -81,7 +81,6 @@ LISTENING_SETTINGS = DemoSettings(
     chosen_steps=1200,
 )
 PEOPLE = 3
-CURVES = "curves.png"
 CEILING = "best possible"
 METRICS = ("map@20", "precision@1", "recall@20")
 
@@ -343,34 +342,23 @@ def make_page(
         Table(HEADING, table_rows(found)),
         *(Paragraph(words, "note") for words in remarks(found)),
         Heading("While training"),
-        Picture(CURVES, "MAP@20 on validation against steps"),
-        Paragraph("Steps of the third model are of another size.", "note"),
+        _curves({name: runs[name].path / JOURNAL for name in VARIANTS}),
         Heading(f"Three {log.person}s"),
         Paragraph(f"In colour: recommended items that the {log.person} took next.", "note"),
         *people,
     ]
-    curves = draw_curves({name: runs[name].path / "journal.jsonl" for name in VARIANTS})
     title = "Next items: sampled softmax, TAPAS, and settings chosen from the log"
-    return as_html(title, blocks, {CURVES: curves}).encode()
+    return as_html(title, blocks).encode()
 
 
-def draw_curves(journals: Mapping[str, Path]) -> bytes:
-    """A PNG: MAP@20 on validation against steps, one line for each run."""
-    figure = blank_figure(8, 4)
-    axes = figure.subplots()
-    figure.subplots_adjust(left=0.09, right=0.7, top=0.93, bottom=0.14)
-    plain(axes)
-    labels = []
+def _curves(journals: Mapping[str, Path]) -> Charts:
+    """MAP@20 on validation against steps, one line for each run."""
+    title, lines = "MAP@20 on validation", []
     for name, path in journals.items():
-        lines = [line for line in read_journal(path) if line["event"] == "evaluate"]
-        steps, values = [x["step"] for x in lines], [x["map@20"] for x in lines]
-        axes.plot(steps, values, color=COLOURS[name], linewidth=2, marker="o", markersize=4)
-        labels.append((f"{values[-1]:.4f}  {name}", values[-1], COLOURS[name]))
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("training steps")
-    axes.set_title("MAP@20 on validation", loc="left", fontsize=11)
-    label_ends(axes, labels)
-    return as_png(figure)
+        evaluated = [line for line in read_journal(path) if line["event"] == "evaluate"]
+        lines.append(Line(name, [(float(x["step"]), float(x["map@20"])) for x in evaluated]))
+    chart = line_chart(lines, x="step", title=title, from_zero=True)
+    return Charts({title: chart}, "Steps of the third model are of another size.")
 
 
 def _amount(config: TrainConfig) -> str:
