@@ -60,9 +60,12 @@ ABOUT_METRICS = (
 def try_to_report(folder: Path, status: Callable[[str], None], *, judge: bool) -> None:
     """Write the report of a run that has just ended, and say where it is, or why there is none.
 
-    With `judge` it says how good the model is, by validation users.
+    With `judge` it says how good the model is, by validation users. A report since which nothing
+    was learned stays: `tapas evaluate` may have written it.
     """
     with _or_warning(folder / REPORT, status):
+        if _is_newest(folder):
+            return
         run, found = open_run(folder), None
         if judge and run.config.split.kind != NONE:
             most = min(MOST_JUDGED, run.config.loop.validation_examples)
@@ -74,6 +77,11 @@ def renew_report(run: RunFolder, found: RunsEvaluation, status: Callable[[str], 
     """Write the report of `run` with what an evaluation `found`, and say where it is."""
     with _or_warning(run.path / REPORT, status):
         write_report(run, found)
+
+
+def _is_newest(folder: Path) -> bool:
+    report, journal = folder / REPORT, folder / JOURNAL
+    return report.exists() and report.stat().st_mtime_ns >= journal.stat().st_mtime_ns
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -310,6 +311,17 @@ def test_a_report_that_cannot_be_written_is_a_warning(copied, monkeypatch, error
     words = words.format(path=copied.path / "report.html")
     assert said == [f"Warning: the report was not written: {words}"]
     assert [path.name for path in copied.path.iterdir() if "report" in path.name] == []
+
+
+def test_a_report_stays_until_more_is_learned(copied):
+    file, said = copied.path / "report.html", []
+    file.write_text("what tapas evaluate found")
+    try_to_report(copied.path, said.append, judge=True)
+    assert said == [f"Report: {file}"]
+    assert file.read_text() == "what tapas evaluate found"
+    os.utime(file, (1, 1))  # older than the journal
+    try_to_report(copied.path, said.append, judge=False)
+    assert file.read_text().startswith("<!doctype html>")
 
 
 def test_no_more_users_are_judged_after_training_than_while_training(copied, monkeypatch):
