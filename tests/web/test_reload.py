@@ -260,6 +260,13 @@ def test_rows_of_a_run_are_memory_mapped(runs):
     del model
 
 
+def test_rows_of_an_export_are_memory_mapped(runs):
+    model = open_folder(runs["export"], "export")
+    maps = models_module.Path("/proc/self/maps").read_text()
+    assert str(runs["export"] / "embeddings.safetensors") in maps
+    del model
+
+
 def test_folders_with_the_same_name_are_told_apart(tmp_path):
     names = ["a/run", "b/run", "c/run", "run-2", "d/run-2"]
     folders = [tmp_path / name for name in names]

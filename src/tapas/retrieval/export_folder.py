@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from tapas.checksums import Checksum, check_files, is_checksum, not_as_saved, read_json
 from tapas.encoders import latest
@@ -19,6 +19,7 @@ from tapas.retrieval.embeddings import load_embeddings
 from tapas.retrieval.encoder_export import ExportedEncoder, load_encoder
 from tapas.retrieval.encoder_weights import WeightsEncoder, read_encoder
 from tapas.retrieval.recommender import Recommender
+from tapas.shapes import check_device
 from tapas.tables import LocalTable
 from tapas.version import check_format
 
@@ -60,10 +61,11 @@ class ExportedModel(Recommender):
                 "embeddings.safetensors; expected as many. Export the run again."
             )
         self._encoder = _encoder(path, record, rows.weight, trust=trust)
-        self._table = LocalTable(*rows.weight.shape, device=device)
-        with torch.no_grad():
-            self._table.weight.copy_(rows.weight)
-            self._table.bias.copy_(rows.bias)
+        device = check_device("device", device)
+        self._table = LocalTable(*rows.weight.shape, device="meta")  # rows stay in their file
+        for name, values in (("weight", rows.weight), ("bias", rows.bias)):
+            placed = values.to(device, torch.float32)
+            setattr(self._table, name, nn.Parameter(placed, requires_grad=False))
         if isinstance(self._encoder, WeightsEncoder):
             self._encoder.to(self._table.device)
         self._mixture: Mixture | None = None
