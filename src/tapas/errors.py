@@ -6,12 +6,24 @@ TapasError
   PeerError(RuntimeError)   another rank or server died, hangs or stopped; the message names it
 """
 
+import errno
 from collections.abc import Mapping
 from typing import TypeVar
 
 from tapas.phrases import did_you_mean
 
 T = TypeVar("T")
+OUT_OF_MEMORY = (  # words of libraries
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "memory allocation",
+    "Storage size calculation overflowed",
+    "can't start new thread",
+    "could not spawn threads",
+    "can't spawn worker thread",
+    "failed to map segment",
+)
 
 
 class TapasError(Exception):
@@ -32,6 +44,15 @@ class PeerError(TapasError, RuntimeError):
     def __init__(self, message: str, ranks: tuple[int, ...] = ()):
         super().__init__(message)
         self.ranks = ranks  # the ranks that failed; empty if unknown
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out in Python, numpy, torch, polars or the system, or for a thread."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    # torch raises a plain RuntimeError, polars a PanicException, which is no Exception
+    is_library = isinstance(error, RuntimeError | ImportError) or not isinstance(error, Exception)
+    return is_library and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def choice(

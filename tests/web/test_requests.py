@@ -199,6 +199,7 @@ FAILURES = {
     "a bug": RuntimeError("in /home/someone/secret.py"),
     "an error of the library": DataError("the scores of the model are NaN: it has diverged."),
     "no memory": MemoryError(),
+    "no memory in torch": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
 }
 
 
@@ -208,6 +209,7 @@ FAILURES = {
         ("a bug", 500, "the server failed; its own output says why."),
         ("an error of the library", 500, "the scores of the model are NaN: it has diverged."),
         ("no memory", 503, "there is too little memory for this request. Ask for less."),
+        ("no memory in torch", 503, "there is too little memory for this request. Ask for less."),
     ],
 )
 def test_a_failure_of_ours_is_one_sentence(served, monkeypatch, failure, status, words):

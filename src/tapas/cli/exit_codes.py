@@ -11,7 +11,7 @@ import typer
 
 from tapas.cli.rank_errors import error_file, report_error
 from tapas.cli.terminal import status
-from tapas.errors import DataError, TapasError, UsageError
+from tapas.errors import DataError, TapasError, UsageError, is_out_of_memory
 from tapas.escapes import printable, shortened
 from tapas.extras import how_to_install
 from tapas.signals import raise_on_signals
@@ -20,17 +20,6 @@ FAILED = 1
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 TERMINATED = 128 + signal.SIGTERM
 NO_MEMORY = "out of memory. Use fewer classes, or see `tapas plan`."
-OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "not enough memory",
-    "out of memory",
-    "memory allocation",
-    "Storage size calculation overflowed",
-    "can't start new thread",
-    "could not spawn threads",
-    "can't spawn worker thread",
-    "failed to map segment",
-)
 
 
 @contextmanager
@@ -69,15 +58,6 @@ def report_errors() -> Iterator[None]:
         ):  # the reader is gone, as in `tapas inspect log | head -1`
             raise typer.Exit(FAILED) from None
         _end(_describe(error), FAILED)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out in Python, numpy, torch, polars or the system, or for a thread."""
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
-        return True
-    # torch raises a plain RuntimeError, polars a PanicException, which is no Exception
-    is_library = isinstance(error, RuntimeError | ImportError) or not isinstance(error, Exception)
-    return is_library and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def _describe(error: OSError) -> str:

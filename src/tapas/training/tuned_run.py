@@ -13,13 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tapas.atomic_file import atomic_write
 from tapas.data.event_log import EventLog
 from tapas.data.splits import Split
 from tapas.durations import duration
-from tapas.errors import DataError, UsageError
+from tapas.errors import DataError, UsageError, is_out_of_memory
 from tapas.mixture import Mixture
 from tapas.tables.ranks import ONE_PROCESS
 from tapas.training.build import TrainingSetup, build_training
@@ -198,12 +196,6 @@ def _missing(
             status(f"  {in_words(changes)}: {score}")
             trials.append(trial)
             yield trial
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether there was too little memory; torch has no type of its own for that on CPUs."""
-    out = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return out or "can't allocate memory" in str(error)
 
 
 class Laboratory:

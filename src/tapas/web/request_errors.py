@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from tapas.errors import TapasError, UsageError
+from tapas.errors import TapasError, UsageError, is_out_of_memory
 from tapas.phrases import did_you_mean
 from tapas.web.api import RequestError, as_error
 from tapas.web.batches import BusyError
@@ -42,7 +42,7 @@ def answer_to(error: Exception, fields: Sequence[str] = ()) -> Response:
             response = as_error(503, "the server has too much to do. Try again in a second.")
             response.headers["retry-after"] = "1"
             return response
-        case MemoryError():
+        case _ if is_out_of_memory(error):
             return as_error(503, "there is too little memory for this request. Ask for less.")
         case ClientDisconnect():  # nobody reads it
             return as_error(400, "the request is not complete.")
