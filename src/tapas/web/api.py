@@ -95,8 +95,8 @@ class Api:
         self._recommend = msgspec.json.Decoder(Recommend)
         self._similar = msgspec.json.Decoder(Similar)
 
-    async def recommend(self, request: Request) -> Response:
-        asked = self._recommend.decode(await request.body())
+    async def recommend(self, body: bytes) -> bytes:
+        asked = self._recommend.decode(body)
         users, histories = asked.users or None, asked.histories or None
         if (users is None) == (histories is None):
             raise RequestError(422, "give one of users and histories.")
@@ -105,13 +105,13 @@ class Api:
         model = self._find(asked.model)
         k = self._length(asked.k, model)
         size = len(users or histories or ())
-        return await self._submit(ListsJob(model, asked, k), size)
+        return await self._batches.submit(ListsJob(model, asked, k), size)
 
-    async def similar(self, request: Request) -> Response:
-        asked = self._similar.decode(await request.body())
+    async def similar(self, body: bytes) -> bytes:
+        asked = self._similar.decode(body)
         model = self._find(asked.model)
         k = self._length(asked.k, model, others=True)
-        return await self._submit(SimilarJob(model, asked, k), len(asked.items))
+        return await self._batches.submit(SimilarJob(model, asked, k), len(asked.items))
 
     async def item(self, request: Request) -> Response:
         model = self._find(request.query_params.get("model"))
@@ -157,9 +157,6 @@ class Api:
             return model.model.check_k(k if isinstance(k, int) else None, others=others)
         except UsageError as error:
             raise RequestError(422, str(error)) from None
-
-    async def _submit(self, job: Job, size: int) -> Response:
-        return Response(await self._batches.submit(job, size), media_type=JSON)
 
     def _work(self, jobs: Sequence[Job]) -> list[bytes | Exception]:
         """The answers to `jobs`, those of a kind together; in the thread that computes."""
@@ -268,10 +265,11 @@ def _prepare(job: ListsJob, found: _Resolved) -> _Prepared:
         allow = found.allow[found.allow >= 0]
         if not len(allow):
             raise RequestError(422, f"no item of allow is known, such as {_shown(asked.allow[0])}.")
-    deny = found.deny[found.deny >= 0]
-    unknown_items = _unknown(asked.allow or [], found.allow) + _unknown(
-        asked.deny or [], found.deny
-    )
+    deny = found.deny[found.deny >= 0] if len(found.deny) else NONE
+    unknown_items = [
+        *_unknown(asked.allow or (), found.allow),
+        *_unknown(asked.deny or (), found.deny),
+    ]
     past: list[tuple[Ids, NDArray[np.integer] | None]]
     unknown: list[list[Key]]
     if asked.users:
@@ -293,8 +291,9 @@ def _prepare(job: ListsJob, found: _Resolved) -> _Prepared:
             )
     queries: list[Query | None] = []
     for items, times in past:
-        seen = np.unique(items) if exclude_seen else NONE
-        exclude = np.union1d(seen, deny) if len(deny) else seen
+        exclude = np.unique(items) if exclude_seen else NONE
+        if len(deny):
+            exclude = np.union1d(exclude, deny)
         queries.append(Query(items, times, exclude, allow) if len(items) else None)
     return _Prepared(job, found, queries, unknown, unknown_items)
 
@@ -357,10 +356,10 @@ def _encoded(
             else:
                 stop = min(each.job.k, len(ranked.ids))
                 part = slice(position, position + stop)
-                pairs = zip(keys[part], scores[part], strict=True)
                 if named:
-                    one = ItemList([ListedItem(key, probability=score) for key, score in pairs])
+                    one = ItemList(list(map(ListedItem, keys[part], scores[part])))
                 else:
+                    pairs = zip(keys[part], scores[part], strict=True)
                     one = ItemList([ListedItem(key, score=score) for key, score in pairs])
                 if each.job.request.explain and ranked.parts is not None:
                     for item, row in zip(one.items, _round(ranked.parts), strict=False):

@@ -102,6 +102,8 @@ def _limited(receive: Receive, headers: dict[bytes, bytes]) -> Receive:
     """`receive` for a body of at most MOST_BYTES."""
     length = headers.get(b"content-length", b"0")
     size = int(length) if length.isdigit() and len(length) < 19 else 0
+    if 0 < size <= MOST_BYTES and b"transfer-encoding" not in headers:
+        return receive  # the parser reads no more than that
     too_large = RequestError(413, f"the request has more than {MOST_BYTES:,} bytes.")
     if size > MOST_BYTES:  # not a byte of it is read
 

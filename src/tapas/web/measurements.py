@@ -1,5 +1,7 @@
 """What /metrics tells: how many requests, how long they took, and which models are served."""
 
+from functools import lru_cache
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
@@ -15,13 +17,16 @@ class Measurements:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self._requests = Counter(
+        requests = Counter(
             "tapas_requests", "Answered requests.", ["route", "status"], registry=registry
         )
-        self._seconds = Histogram(
+        seconds_by_route = Histogram(
             "tapas_request_seconds", "Seconds of a request.", ["route"],
             buckets=SECONDS, registry=registry,
         )  # fmt: skip
+        # labels are looked up once: that takes longer than counting
+        self._answered = lru_cache(None)(lambda route, status: requests.labels(route, str(status)))
+        self._seconds_of = lru_cache(None)(seconds_by_route.labels)
         self.batch = Histogram(
             "tapas_batch_size", "Histories or items that were scored together.",
             buckets=SIZES, registry=registry,
@@ -38,8 +43,8 @@ class Measurements:
 
     def add(self, route: str, status: int, seconds: float) -> None:
         """One request was answered; `route` is one of few."""
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        self._answered(route, status).inc()
+        self._seconds_of(route).observe(seconds)
 
     def as_text(self, models: Models) -> bytes:
         for model in models:

@@ -20,6 +20,7 @@ from tapas.web.indexed_model import IndexedModel
 from tapas.web.served_model import ServedModel
 
 LOOK_SECONDS = 2.0  # between looks for newer checkpoints
+YOUNG_OBJECTS = 20_000  # that are made before garbage is looked for; Python itself waits for 700
 
 Signature = tuple[tuple[str, int, int, int], ...]  # names, inodes, times and sizes of files
 Opened = Callable[[Path, str], ServedModel]
@@ -96,6 +97,7 @@ def settle_garbage() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
 
 
 def open_folder(

@@ -70,7 +70,7 @@ class Similar(Struct, forbid_unknown_fields=True, kw_only=True):
     model: Model | UnsetType = UNSET
 
 
-class ListedItem(Struct, omit_defaults=True):
+class ListedItem(Struct, omit_defaults=True, gc=False):
     """An item of a list, the best first."""
 
     item: Key
@@ -79,7 +79,7 @@ class ListedItem(Struct, omit_defaults=True):
     parts: dict[str, float] | UnsetType = UNSET  # of the probability
 
 
-class ItemList(Struct, omit_defaults=True):
+class ItemList(Struct, omit_defaults=True, gc=False):
     """The list of a user, or of a history."""
 
     items: list[ListedItem]
@@ -88,7 +88,7 @@ class ItemList(Struct, omit_defaults=True):
     unknown_items: list[Key] | UnsetType = UNSET  # left out, or read as rare items
 
 
-class Recommended(Struct, omit_defaults=True):
+class Recommended(Struct, omit_defaults=True, gc=False):
     """A list for each user or history, in their order."""
 
     model: str
@@ -98,12 +98,12 @@ class Recommended(Struct, omit_defaults=True):
     approximate: bool = False  # an index searched for the items
 
 
-class SimilarItem(Struct):
+class SimilarItem(Struct, gc=False):
     item: Key
     cosine: float
 
 
-class SimilarList(Struct):
+class SimilarList(Struct, gc=False):
     item: Key
     items: list[SimilarItem]
 

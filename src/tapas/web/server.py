@@ -30,7 +30,8 @@ from tapas.web.guard import Guard
 from tapas.web.measurements import Measurements
 from tapas.web.models import Models, settle_garbage
 from tapas.web.openapi import docs_page, docs_style, openapi
-from tapas.web.request_errors import HANDLED
+from tapas.web.post import Post, PostsFirst
+from tapas.web.request_errors import FIELDS, HANDLED
 
 DRAIN_SECONDS = 10  # for answers to requests that are under way when the server is stopped
 SHORTEST_TOKEN = 16  # characters
@@ -133,13 +134,16 @@ def build_app(
     async def schema(request: Request) -> Response:
         return as_json(openapi())
 
+    posts = {
+        "/recommend": Post(api.recommend, FIELDS["/recommend"]),
+        "/similar": Post(api.similar, FIELDS["/similar"]),
+    }
     routes = [
         Route("/", front),
         Route("/docs", docs),
         Route("/openapi.json", schema),
         Route("/static/{name}", file),
-        Route("/recommend", api.recommend, methods=["POST"]),
-        Route("/similar", api.similar, methods=["POST"]),
+        *(Route(path, post, methods=["POST"]) for path, post in posts.items()),
         Route("/items/{key:anything}", api.item),
         Route("/healthz", api.health),
         Route("/metrics", api.metrics),
@@ -156,7 +160,7 @@ def build_app(
     app.router.redirect_slashes = False
     hosts = {"localhost", "127.0.0.1", "[::1]", address.host.lower(), f"[{address.host.lower()}]"}
     guarded = Guard(
-        app,
+        PostsFirst(posts, app),
         token=token,
         hosts=hosts if address.is_loopback else None,
         measurements=measurements,
