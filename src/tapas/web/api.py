@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from itertools import accumulate, islice
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
@@ -52,8 +52,7 @@ class RequestError(Exception):
         self.status, self.words = status, words
 
 
-@dataclass(frozen=True, slots=True)
-class ListsJob:
+class ListsJob(Struct, frozen=True):
     """A request for lists."""
 
     model: ServedModel
@@ -61,14 +60,14 @@ class ListsJob:
     k: int
 
 
-@dataclass(frozen=True, slots=True)
-class SimilarJob:
+class SimilarJob(Struct, frozen=True):
     model: ServedModel
     request: Similar
     k: int
 
 
 Job = ListsJob | SimilarJob
+Past = tuple[Ids, NDArray[np.integer] | None]  # items, and their times if they are known
 
 
 def as_json(content: object, status: int = 200) -> Response:
@@ -206,18 +205,17 @@ def _lists(jobs: Sequence[ListsJob]) -> list[bytes | Exception]:
     return [each if isinstance(each, Exception) else next(answers) for each in prepared]
 
 
-@dataclass(frozen=True, slots=True)
-class _Resolved:
+class _Resolved(Struct, frozen=True):
     """The ids of the keys of a request, -1 for unknown ones."""
 
     users: Ids
     histories: list[Ids]
     allow: Ids
     deny: Ids
+    all_known: bool  # no item has id -1
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(Struct, frozen=True):
     """What is to be ranked for a request: None where nothing is known to predict from."""
 
     job: ListsJob
@@ -236,21 +234,25 @@ def _resolved(jobs: Sequence[ListsJob]) -> list[_Resolved]:
         asked = job.request
         user_lists.append(asked.users or [])
         item_lists += [*(asked.histories or []), asked.allow or [], asked.deny or []]
-    items = iter(_ids_of(item_lists, model.item_keys))
+    items, all_known = _ids_of(item_lists, model.item_keys)
+    each_items = iter(items)
     users: Sequence[Ids] = [NONE] * len(jobs)
     if model.log is not None:
-        users = _ids_of(user_lists, model.log.user_keys)
+        users, _ = _ids_of(user_lists, model.log.user_keys)
     found = []
     for job, mine in zip(jobs, users, strict=True):
-        histories = [next(items) for _ in job.request.histories or []]
-        found.append(_Resolved(mine, histories, next(items), next(items)))
+        histories = [next(each_items) for _ in job.request.histories or []]
+        allow, deny = next(each_items), next(each_items)
+        found.append(_Resolved(mine, histories, allow, deny, all_known))
     return found
 
 
-def _ids_of(lists: Sequence[Sequence[Key]], known: Vocabulary) -> list[Ids]:
+def _ids_of(lists: Sequence[Sequence[Key]], known: Vocabulary) -> tuple[list[Ids], bool]:
+    """The ids of the keys in `lists`, -1 for unknown ones, and whether there are none of these."""
     flat = known.known_ids([key for keys in lists for key in keys])
     ends = accumulate(map(len, lists))
-    return [flat[end - len(keys) : end] for keys, end in zip(lists, ends, strict=True)]
+    ids = [flat[end - len(keys) : end] for keys, end in zip(lists, ends, strict=True)]
+    return ids, not len(flat) or bool(flat.min() >= 0)
 
 
 def _prepare(job: ListsJob, found: _Resolved) -> _Prepared:
@@ -270,25 +272,10 @@ def _prepare(job: ListsJob, found: _Resolved) -> _Prepared:
         *_unknown(asked.allow or (), found.allow),
         *_unknown(asked.deny or (), found.deny),
     ]
-    past: list[tuple[Ids, NDArray[np.integer] | None]]
-    unknown: list[list[Key]]
     if asked.users:
         past, unknown = _pasts_of_users(job, found.users), [[]] * len(asked.users)
     else:
-        histories = asked.histories or []
-        past = [(job.model.as_history(ids), None) for ids in found.histories]
-        unknown = [
-            _unknown(keys, ids) for keys, ids in zip(histories, found.histories, strict=True)
-        ]
-        empty = [number for number, (ids, _) in enumerate(past) if not len(ids)]
-        if empty and asked.cold == "error":
-            keys = histories[empty[0]]
-            what = "is empty" if not keys else f"has no known item, only {_shown(keys[0])}"
-            raise RequestError(
-                422,
-                f"history {empty[0]} {what}{' and others' if len(keys) > 1 else ''}, so there is "
-                'nothing to predict from. With "cold": "popular" it gets the most popular items.',
-            )
+        past, unknown = _histories(job, found)
     queries: list[Query | None] = []
     for items, times in past:
         exclude = np.unique(items) if exclude_seen else NONE
@@ -298,7 +285,27 @@ def _prepare(job: ListsJob, found: _Resolved) -> _Prepared:
     return _Prepared(job, found, queries, unknown, unknown_items)
 
 
-def _pasts_of_users(job: ListsJob, ids: Ids) -> list[tuple[Ids, NDArray[np.integer] | None]]:
+def _histories(job: ListsJob, found: _Resolved) -> tuple[list[Past], list[list[Key]]]:
+    """The histories of a request, and the unknown items of each."""
+    keys = job.request.histories or []
+    past: list[Past] = [(ids, None) for ids in found.histories]
+    unknown: list[list[Key]] = [[]] * len(keys)
+    if not found.all_known:
+        past = [(job.model.as_history(ids), None) for ids in found.histories]
+        unknown = [_unknown(mine, ids) for mine, ids in zip(keys, found.histories, strict=True)]
+    empty = [number for number, (ids, _) in enumerate(past) if not len(ids)]
+    if empty and job.request.cold == "error":
+        mine = keys[empty[0]]
+        what = "is empty" if not mine else f"has no known item, only {_shown(mine[0])}"
+        raise RequestError(
+            422,
+            f"history {empty[0]} {what}{' and others' if len(mine) > 1 else ''}, so there is "
+            'nothing to predict from. With "cold": "popular" it gets the most popular items.',
+        )
+    return past, unknown
+
+
+def _pasts_of_users(job: ListsJob, ids: Ids) -> list[Past]:
     """All events of the users and their times; nothing of unknown ones, if these may be cold."""
     asked, log = job.request, job.model.model.log
     keys = asked.users or []
@@ -316,7 +323,7 @@ def _pasts_of_users(job: ListsJob, ids: Ids) -> list[tuple[Ids, NDArray[np.integ
             'With "cold": "popular" they get the most popular items.',
         )
     offsets = log.offsets
-    found: list[tuple[Ids, NDArray[np.integer] | None]] = []
+    found: list[Past] = []
     for id in ids.tolist():
         start, stop = (int(offsets[id]), int(offsets[id + 1])) if id >= 0 else (0, 0)
         found.append((np.asarray(log.items[start:stop], dtype=np.int64), log.times[start:stop]))
@@ -405,7 +412,7 @@ def _round(values: NDArray[np.floating]) -> NDArray[np.float64]:
 def _similar(jobs: Sequence[SimilarJob]) -> list[bytes | Exception]:
     model = jobs[0].model
     keys = model.model.item_keys
-    ids = _ids_of([job.request.items for job in jobs], keys)
+    ids, _ = _ids_of([job.request.items for job in jobs], keys)
     known = [mine for mine in ids if (mine >= 0).all()]
     lists: Iterator[SimilarList] = iter(())
     if known:

@@ -1,11 +1,11 @@
 """A model that ranks the histories of many requests in one pass over its rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
+from msgspec import Struct, field
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,8 +18,7 @@ Ids = NDArray[np.int64]
 NONE = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Struct, frozen=True):
     """A history to rank items after, and which of them."""
 
     items: Ids  # (n,) of the history, the oldest first
@@ -28,8 +27,7 @@ class Query:
     allow: Ids | None = None  # the only ones that are
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
+class Ranked(Struct, frozen=True):
     """The list of one query."""
 
     ids: Ids  # (k,), fewer where no more items are left
