@@ -272,6 +272,7 @@ def _prepare(job: ListsJob, found: _Resolved) -> _Prepared:
         *_unknown(asked.allow or (), found.allow),
         *_unknown(asked.deny or (), found.deny),
     ]
+    unknown: list[list[Key]]
     if asked.users:
         past, unknown = _pasts_of_users(job, found.users), [[]] * len(asked.users)
     else:
