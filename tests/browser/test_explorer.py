@@ -205,7 +205,7 @@ def test_the_map_is_zoomed_and_a_click_opens_an_item(page):
     from selenium.webdriver import ActionChains
 
     page.open("#/map/item-10")
-    assert "Fresh apple 10" in page.one(".tip").text
+    page.until(lambda: "Fresh apple 10" in page.one(".tip").text, "it is told which item it is")
     whole = page.run("return document.querySelector('canvas').toDataURL()")
     page.one("[aria-label='Zoom in']").click()
     page.until(

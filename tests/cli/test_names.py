@@ -162,7 +162,8 @@ def test_a_name_is_a_name_in_every_path(made, at, name):
     Path(settings).write_text(re.sub("(?m)^files = .*$", lambda _: files, config))
     told = call("train", "--config", settings, "--out", path("2"), "--cache", cache, "--threads", 1)
     commands = pasted(told.stderr, at)
-    assert [words[0] for words in commands] == ["evaluate", "recommend", "train"]
+    assert [words[0] for words in commands] == ["evaluate", "recommend", "serve", "train"]
+    assert Path(commands.pop(2)[1]).samefile(path("2"))  # a server goes on until it is stopped
     for words in commands:
         call(*(MIXED if word == "..." else word for word in words))
 

@@ -81,7 +81,7 @@ def renew_report(run: RunFolder, found: RunsEvaluation, status: Callable[[str], 
 
 def _is_newest(folder: Path) -> bool:
     report, journal = folder / REPORT, folder / JOURNAL
-    return report.exists() and report.stat().st_mtime_ns >= journal.stat().st_mtime_ns
+    return report.is_file() and report.stat().st_mtime_ns >= journal.stat().st_mtime_ns
 
 
 @contextmanager
