@@ -97,9 +97,7 @@ def read_item_table(
     for other, column in texts.items():
         if 1 < column.n_unique() <= min(MOST_VALUES, len(column) // 2 + 1):
             groups[other] = _by_id(column, row).to_list()
-        elif frame[other].dtype.is_numeric() and column.n_unique() > 1:
-            numbers = frame[other].cast(pl.Float64, strict=False)
-            numbers = numbers.set(~numbers.is_finite().fill_null(False), None)
+        elif column.n_unique() > 1 and (numbers := _numbers(column)) is not None:
             groups[other] = _by_id(numbers, row).to_list()
     shown = pl.DataFrame({other: _by_id(column, row) for other, column in texts.items()})
     return ItemTable(names, shown, groups, int((row >= 0).sum()))
@@ -159,6 +157,14 @@ def _texts(column: pl.Series) -> pl.Series:
         text = pl.Series(column.name, [None] * len(column), dtype=pl.String)
     text = text.str.strip_chars().str.head(SHOWN_LETTERS)
     return text.set((text == "").fill_null(False), None)
+
+
+def _numbers(texts: pl.Series) -> pl.Series | None:
+    """The finite numbers in `texts`, else null; None if some are no numbers."""
+    numbers = texts.cast(pl.Float64, strict=False)
+    if numbers.null_count() > texts.null_count():
+        return None
+    return numbers.set(~numbers.is_finite().fill_null(False), None)
 
 
 def _by_id(column: pl.Series, row: NDArray[np.int64]) -> pl.Series:

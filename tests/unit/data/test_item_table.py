@@ -131,23 +131,28 @@ def test_groups_are_columns_with_few_values(tmp_path):
         "id": range(number),
         "name": [f"Item {n}" for n in range(number)],
         "half": [str(n // 2) for n in range(number)],
-        "each": [str(n) for n in range(number)],
+        "each": [f"x{n}" for n in range(number)],
         "same": ["x"] * number,
     }
     table = read_item_table(written(tmp_path, columns), known)
     assert list(table.groups) == ["half"]
-    assert table.values(3) == {"half": "1", "each": "3", "same": "x"}
+    assert table.values(3) == {"half": "1", "each": "x3", "same": "x"}
 
 
-def test_numbers_with_many_values_are_groups_too(tmp_path):
+@pytest.mark.parametrize("name", ["items.parquet", "items.csv", "items.jsonl"])
+def test_numbers_with_many_values_are_groups_too(tmp_path, name):
     number = 40
     known = Vocabulary(pl.Series(range(number)), np.ones(number, dtype=np.int64))
     price = [n / 8 for n in range(number - 2)] + [None, float("nan")]
-    columns = {"id": range(number), "name": [f"Item {n}" for n in range(number)], "price": price}
-    table = read_item_table(written(tmp_path, columns), known)
+    columns = {
+        "id": range(number), "name": [f"Item {n}" for n in range(number)], "price": price,
+        "almost": ["many", *map(str, range(1, number))],
+    }  # fmt: skip
+    table = read_item_table(written(tmp_path, columns, name), known)
     assert table.groups == {"price": [*price[:-1], None]}
-    assert table.values(2) == {"price": "0.25"}
-    assert table.values(number - 2) == {}
+    assert table.values(2)["almost"] == "2"
+    assert table.values(2)["price"] == "0.25"
+    assert "price" not in table.values(number - 2)
 
 
 def test_the_first_of_several_rows_of_an_item_counts(tmp_path):
