@@ -66,6 +66,7 @@ class ExportedModel(Recommender):
         for name, values in (("weight", rows.weight), ("bias", rows.bias)):
             placed = values.to(device, torch.float32)
             setattr(self._table, name, nn.Parameter(placed, requires_grad=False))
+        self._table.gradients.follow_rows()
         if isinstance(self._encoder, WeightsEncoder):
             self._encoder.to(self._table.device)
         self._mixture: Mixture | None = None
