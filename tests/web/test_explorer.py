@@ -295,6 +295,34 @@ def test_what_follows_an_item_is_what_came_directly_after_it_in_training(five, r
     }
 
 
+def test_the_class_of_all_rare_items_is_marked_wherever_it_is_listed(runs):
+    served = Served(runs["rare-mixture"])
+    keys = served.models.first.model.item_keys
+    rare = str(keys.key(keys.rare_id))
+    users = served.get("/explorer/users", params={"prefix": "", "limit": 100}).json()["users"]
+    history = [
+        event
+        for each in users
+        for event in served.get("/explorer/user", params={"key": each["user"]}).json()["history"]
+    ]
+    followers = [
+        item
+        for key in keys.keys(np.arange(len(keys)))
+        if str(key) != rare
+        for item in served.get("/explorer/item", params={"key": str(key)}).json()["followers"]
+    ]
+    for listed in (history, followers):
+        assert {each["item"] for each in listed if each.get("rare")} == {rare}
+        assert all(each.get("rare") for each in listed if each["item"] == rare)
+
+
+def test_an_export_without_counts_does_not_know_what_follows(runs, monkeypatch):
+    shop = Served(runs["export"])
+    monkeypatch.setattr(shop.models.first.model, "_mixture", None)
+    found = shop.get("/explorer/item", params={"key": "1000"}).json()
+    assert (found["followers"], found["weighted"]) == (None, False)
+
+
 def test_items_that_only_another_model_knows_are_found(runs, tmp_path):
     """Its log has other items; each is shown by the first model that knows it."""
     frame = pl.read_parquet(runs.log_of("network")).filter(pl.col("item_id") < 1030)

@@ -1,13 +1,16 @@
 """--reload: newer models are taken over while requests are answered; what is damaged is not."""
 
 import asyncio
+import gc
 import os
 import shutil
 import threading
+import weakref
 
 import httpx
 import polars as pl
 import pytest
+import torch
 from oracle.command_line import PLAIN, chain
 from web.small_runs import NETWORK, NUM_ITEMS, URL, Served
 
@@ -252,6 +255,19 @@ def test_a_model_is_opened_once(runs, monkeypatch):
     assert opened == ["network", "warp"]
 
 
+def test_a_model_that_was_replaced_leaves_the_memory(run, said):
+    """Whether or not somebody has used the explorer, and before it is used again."""
+    served = Served(run)
+    for explored in (False, True):
+        old = weakref.ref(served.models.first)
+        if explored:
+            served.get("/explorer/users", params={"prefix": "u"})
+        os.utime(run / "run.json", ns=(1, 1 + explored))
+        assert len(look(served, said)) == 1
+        gc.collect()
+        assert old() is None
+
+
 def mapped_file(tensor):
     """The file in whose memory map `tensor` lies; "" for memory of the process."""
     for line in models_module.Path("/proc/self/maps").read_text().splitlines():
@@ -268,6 +284,7 @@ def test_rows_are_memory_mapped(runs, kind, file):
     model = open_folder(runs[kind], kind)
     assert mapped_file(model.model.output_table.weight).startswith(str(runs[kind] / file))
     assert mapped_file(model.model.output_table.weight.clone()) == ""
+    assert mapped_file(model.model.output_table.to(torch.float64).weight) == ""
 
 
 def test_folders_with_the_same_name_are_told_apart(tmp_path):

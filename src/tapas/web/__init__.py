@@ -9,6 +9,7 @@ api             the answers to programs
 explorer        the answers to the page in static/
 item_map        places of items on its map
 openapi         /openapi.json and /docs, from the types
+post            the way past Starlette for what programs ask most
 request_errors  what goes wrong with a request, as a status and one sentence
 measurements    what /metrics tells
 guard           who may ask, and how much at once

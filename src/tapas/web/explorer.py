@@ -181,7 +181,7 @@ class Explorer:
     def __init__(self, models: Models, compute: Executor):
         self._models, self._compute = models, compute
         self._threads = ThreadPoolExecutor(2, "explorer")
-        self._explored = Explored(list(models))
+        self._explored: Explored | None = None
 
     async def _reply(self, work: Callable[[], Found]) -> Response:
         loop = asyncio.get_running_loop()
@@ -190,10 +190,14 @@ class Explorer:
     @property
     def _now(self) -> Explored:
         """What was worked out, unless a model has been replaced since."""
-        models = list(self._models)
-        if any(a is not b for a, b in zip(models, self._explored.models, strict=True)):
-            self._explored = Explored(models)
-        return self._explored
+        models, found = list(self._models), self._explored
+        if found is None or any(a is not b for a, b in zip(models, found.models, strict=True)):
+            found = self._explored = Explored(models)
+        return found
+
+    def forget(self) -> None:
+        """Keep no model that was replaced, nor what was worked out of it."""
+        self._explored = None
 
     def _prepare(self) -> None:
         """Count what judged lists need, before somebody has chosen a user."""
@@ -399,7 +403,7 @@ class Explorer:
                     "followers": self._shares(model, ids, share / max(share.sum(), 1e-9)),
                     "weighted": True,
                 }
-        return {"followers": [], "weighted": False}
+        return {"followers": None, "weighted": False}
 
     def _shares(self, model: ServedModel, ids: Ids, share: NDArray[np.float64]) -> list[Found]:
         best = np.argsort(-share, kind="stable")[:LIST_LENGTH]
@@ -478,7 +482,10 @@ class Explorer:
 
     def _named(self, model: ServedModel, key: str | int, id: int) -> Found:
         table = model.table
-        return {"item": str(key), "name": None if table is None else table.name(id)}
+        found: Found = {"item": str(key), "name": None if table is None else table.name(id)}
+        if id == model.model.item_keys.rare_id:
+            found["rare"] = True  # many items, which has no page
+        return found
 
     def _events(self, model: ServedModel, log: EventLog, start: int, stop: int) -> list[Found]:
         ids = np.asarray(log.items[start:stop], dtype=np.int64)

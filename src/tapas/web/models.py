@@ -35,6 +35,7 @@ class Models:
         self._seen = {name: signature(folder) for name, folder in self._folders.items()}
         self._models = {name: open_model(folder, name) for name, folder in self._folders.items()}
         self.num_reloads, self.num_failed_reloads = 0, 0
+        self.on_replaced: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(list(self._models.values()))
@@ -83,6 +84,7 @@ class Models:
             else:
                 self._models[name] = model
                 self.num_reloads += 1
+                self.on_replaced()
                 step = "" if model.step is None else f", step {model.step:,}"
                 status(f"{name} was replaced by what is in its folder now{step}.")
             self._seen[name] = found

@@ -107,6 +107,7 @@ def build_app(
     measurements = Measurements()
     api = Api(models, compute, measurements)
     explorer = Explorer(models, compute)
+    models.on_replaced = explorer.forget
     folder = files("tapas.web").joinpath("static")
     static = {
         each.name: (each.read_bytes(), MEDIA_TYPES[Path(each.name).suffix])

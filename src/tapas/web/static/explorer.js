@@ -168,7 +168,6 @@ async function itemView(key, signal) {
   ];
   const similar = data.similar.map(({ model, items }) => make("section",
     make("h3", modelName(model)), numbered(items, (item) => item.score.toFixed(3))));
-  const followers = numbered(data.followers, (item) => percent(item.share));
   const appended = `Append to the history of ${counted(lastHistory.length, "item")}`;
   return show(
     make("div.head", h1, make("div.actions",
@@ -181,11 +180,17 @@ async function itemView(key, signal) {
         make("div.side", similar)] : make("p.faint", "No model has vectors of items.")),
     make("div.side.apart",
       make("section", heading("What follows it"),
-        make("p.small.faint", data.followers.length
-          ? "Share of the events that came next in training."
-          : "Nothing followed it in training."),
-        data.followers.length > 0 && followers),
+        make("p.small.faint", aboutFollowers(data)),
+        data.followers?.length > 0 && numbered(data.followers, (item) => percent(item.share))),
       (hasUsers() || data.users.length > 0) && usersOfItem(data)));
+}
+
+function aboutFollowers({ followers, weighted }) {
+  if (!followers) return "The models do not know: exports have no events.";
+  if (!followers.length) return "Nothing followed it in training.";
+  return weighted
+    ? "Share of what the model has counted near it: later and, less, earlier events of a user."
+    : "Share of the events that came next in training.";
 }
 
 /** Those who took it most often. */

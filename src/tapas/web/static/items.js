@@ -16,6 +16,7 @@ export function keyAfterName({ item, name }) {
 }
 
 export function itemLink(item) {
+  if (item.rare) return make("span.name", words(item.item)); // many items, none to open
   remember(item);
   const link = make("a", { href: itemAddress(item.item) }, words(item.name ?? item.item));
   link.dataset.item = item.item;

@@ -5,7 +5,7 @@ import { button, make, words } from "./page.js";
 export let about = null; // the models, as far as all views need to know them
 
 /** An answer that is an error; status 0: no answer. */
-export class Problem extends Error {
+class Problem extends Error {
   constructor(status, sentence) {
     super(sentence);
     this.status = status;
