@@ -52,6 +52,7 @@ def test_the_run_opens_only_if_the_method_is_named(folder, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_resumed_run_cannot_change_its_method(folder, run, monkeypatch):
     assert last_line(tapas("train", "--resume", run, *NAMED, cwd=folder)) == (
         f"--method is mine:Hardest, but the run in {run} was trained with tapas, which cannot be "

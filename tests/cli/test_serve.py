@@ -88,18 +88,26 @@ def test_a_signal_lets_requests_under_way_be_answered(run, number):
         assert "Traceback" not in talk
 
 
+@pytest.mark.slow
 def test_requests_that_are_not_answered_in_time_are_told_that_the_server_stops(run):
     """Also those that wait for the one that takes too long."""
-    with serving("run", before=never_rank) as server, connect(server) as waiting:
-        body = b'{"users":["u1"]}'
-        head = f"POST /recommend HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        waiting.sendall(head.encode() + body)
+    body = b'{"users":["u1"]}'
+    head = f"POST /recommend HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    with (
+        serving("run", before=never_rank) as server,
+        connect(server) as first,
+        connect(server) as second,
+    ):
+        first.sendall(head.encode() + body)
         server.wait_for("ranking")
+        second.sendall(b"GET /items/1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        time.sleep(0.2)  # until it has arrived
         os.kill(server.pid, signal.SIGTERM)
-        answer = http.client.HTTPResponse(waiting)
-        answer.begin()
-        assert answer.status == 503
-        assert json.loads(answer.read()) == {"error": "the server is stopping."}
+        for waiting in (first, second):
+            answer = http.client.HTTPResponse(waiting)
+            answer.begin()
+            assert answer.status == 503
+            assert json.loads(answer.read()) == {"error": "the server is stopping."}
         code, _, talk = ended(server)
         assert code == 0
         assert "Traceback" not in talk
@@ -120,6 +128,7 @@ def never_rank():
     served_model.ServedModel.rank = slow
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait(run):
     with serving("run") as server, half_sent(server):
         os.kill(server.pid, signal.SIGTERM)
@@ -130,6 +139,7 @@ def test_a_second_signal_does_not_wait(run):
         assert time.monotonic() - start < 5
 
 
+@pytest.mark.slow
 def test_a_request_that_never_becomes_whole_is_not_waited_for_when_the_server_stops(run):
     with serving("run", before=hurry) as server, half_sent(server):
         os.kill(server.pid, signal.SIGTERM)
@@ -181,6 +191,7 @@ def test_a_port_that_is_taken_is_refused_also_while_the_other_loads_its_models(r
         kill(first)
 
 
+@pytest.mark.slow
 def test_the_same_port_can_be_taken_again_at_once(run):
     with serving("run") as server:
         assert ask(server)[0] == 200

@@ -79,6 +79,7 @@ def test_what_cannot_be_is_one_sentence_and_no_run(log, at, flags, words):
     assert not (at / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("faster", "method"), [(0.0, "tapas"), (1e9, "full")])
 def test_a_time_that_is_short_for_a_full_softmax_is_for_sampling_if_that_is_faster(
     log, at, monkeypatch, faster, method

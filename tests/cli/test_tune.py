@@ -53,6 +53,7 @@ def search(at, log, monkeypatch, trial, *flags):
     return done, made
 
 
+@pytest.mark.slow
 def test_a_kill_after_the_winner_is_written_changes_nothing(log, at, monkeypatch):
     """Its settings are in config.toml, but the journal does not say so yet."""
     write = tuned_run.Journal.write
@@ -88,6 +89,7 @@ def test_a_kill_after_the_winner_is_written_changes_nothing(log, at, monkeypatch
     )
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_there_is_told_before_the_search_goes_on(log, at, monkeypatch):
     def stopped(candidate):
         raise KeyboardInterrupt

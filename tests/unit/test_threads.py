@@ -111,6 +111,7 @@ def test_a_number_of_threads_that_openmp_would_ignore_or_die_of_is_refused(words
     )
 
 
+@pytest.mark.slow
 def test_importing_the_library_leaves_the_environment_alone():
     script = (
         "import os, polars; before = dict(os.environ)\n"  # polars sets a variable of its own
@@ -131,6 +132,7 @@ def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_command_uses_the_cores_it_is_allowed_and_bounds_the_spin():
     found = json.loads(command("info", "--json").stdout)
     assert found["processors"] == f"{os.cpu_count()}, 1 allowed, 1 thread in use"

@@ -26,8 +26,9 @@ def arrays(log):
 
 def dense(found):
     """(C, C) the counts of `found`; those of a row must fall."""
-    count = np.zeros((found.num_classes, found.num_classes))
-    for x in range(found.num_classes):
+    num_classes = len(found.starts) - 1
+    count = np.zeros((num_classes, num_classes))
+    for x in range(num_classes):
         mine = slice(int(found.starts[x]), int(found.starts[x + 1]))
         followers, counts = found.followers[mine].tolist(), found.counts[mine].tolist()
         assert len(set(followers)) == len(followers)

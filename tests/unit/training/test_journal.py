@@ -199,6 +199,7 @@ def test_what_cannot_be_written_or_read_is_an_error(tmp_path):
     assert read_journal(journal.path) == []
 
 
+@pytest.mark.slow
 def test_a_journal_continued_within_a_second_has_a_later_file_name(tmp_path):
     """TensorBoard reads files in the order of their names, which contain the second."""
     for step in range(1, 4):
