@@ -122,11 +122,11 @@ def page(ledger: Ledger) -> str:
     blocks: list[Block] = [
         Paragraph(
             "Trials behind the rules of `tapas train` (docs/training.md), judged by all "
-            "validation users, with 95 % intervals over users. One seed each, so a difference "
-            "below about .002 may be luck. Everything else is what was chosen from the log by the "
-            "code of that commit. Times are those of one thread beside other work. The trials of "
-            "8afcf2e were made with `tapas train` and these settings as flags, before this "
-            "command was written."
+            "validation users, with 95 % intervals over users. Seed 0 where no other is named; a "
+            "difference below about .002 between single seeds may be luck. Everything else is what "
+            "was chosen from the log by the code of that commit. Times are those of one thread "
+            "beside other work. The trials of 8afcf2e were made with `tapas train` and these "
+            "settings as flags, before this command was written."
         ),
         Command(f"python -m experiments {NAME} --data FOLDER"),
     ]

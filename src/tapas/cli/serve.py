@@ -28,8 +28,8 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Table with one row for each item, for names and groups: Parquet, CSV or JSON "
-            "lines.",
+            help="Table with one row for each item, for names and other columns: Parquet, CSV or "
+            "JSON lines.",
         ),
     ] = None,
     column: Annotated[

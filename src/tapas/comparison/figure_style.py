@@ -13,7 +13,6 @@ COLOURS = {  # one colour for each method; grey is the baseline that needs no sa
     "sampled softmax": "#c8791b",
     "TAPAS top": "#2b7a78",
     "TAPAS priority": "#b5224f",
-    "chosen from the log": "#3b5ba5",
     "full softmax": "#7a7a7a",
 }
 INK = "#333333"

@@ -30,10 +30,6 @@ class Transitions:
     counts: Tensor  # (E,) float32, above 0
 
     @property
-    def num_classes(self) -> int:
-        return len(self.starts) - 1
-
-    @property
     def num_bytes(self) -> int:
         return sum(x.numel() * x.element_size() for x in (self.starts, self.followers, self.counts))
 
