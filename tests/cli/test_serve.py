@@ -23,6 +23,7 @@ def ended(server):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_the_address_is_printed_alone_on_stdout_once_requests_are_answered(run):
     with serving("run") as server:
         assert server.url == f"http://127.0.0.1:{server.port}"

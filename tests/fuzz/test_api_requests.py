@@ -19,6 +19,7 @@ def target(tmp_path_factory):
     target.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=2 * settings().max_examples)
 @given(draw=DRAWS)
 def test_requests_are_answered_with_a_list_or_a_sentence(target, draw):

@@ -111,13 +111,10 @@ VARIANTS = {  # encoder and its optimizer, that of rows and its tensors of state
     ),
     "no copy part": ("mean", "adamw", "sgd", 0, "all", {"inputs": "shared", "copy": False}),
 }  # fmt: skip
-QUICK = ("half precision",)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in VARIANTS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", VARIANTS)
 def test_a_run_stopped_many_times_is_bit_identical(config, uninterrupted, tmp_path, case):
     encoder, optimizer, rows, num_states, positions, model = VARIANTS[case]
     config = replace(
@@ -168,6 +165,7 @@ def test_a_run_killed_after_any_step_resumes_from_the_last_checkpoint(
     assert_same_end(expected, broken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_killed_between_journal_and_checkpoint_no_line_is_duplicated(
     config, uninterrupted, tmp_path, monkeypatch, times
@@ -204,6 +202,7 @@ def test_resuming_a_finished_run_changes_nothing_unless_at_an_earlier_step(
     assert_same_end(expected, run)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_with_its_number_of_threads(config, tmp_path, monkeypatch):
     """Another number of threads would change the order of sums."""
     begin(config, tmp_path / "run", should_stop=stopping(2))
@@ -216,6 +215,7 @@ def test_a_run_resumes_with_its_number_of_threads(config, tmp_path, monkeypatch)
     assert asked == [3]
 
 
+@pytest.mark.slow
 def test_patience_survives_a_resume(config, tmp_path):
     """A run that stopped early does not train on."""
     config = replace(config, loop=replace(LOOP, evaluate_every=1, patience=2, steps=60))
