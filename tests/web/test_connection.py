@@ -276,6 +276,33 @@ def test_an_answer_that_is_not_read_is_not_kept_for_ever(server):
         assert time.monotonic() - start > ANSWER_SECONDS / 2
 
 
+def slow_and_small():
+    from tapas.web import connection, served_model
+
+    connection.MOST_CONNECTIONS = 16
+    rank = served_model.ServedModel.rank
+    served_model.ServedModel.rank = lambda *a, **k: (time.sleep(1), rank(*a, **k))[1]
+
+
+@pytest.mark.slow
+def test_requests_beyond_the_limit_are_told_in_json_to_come_back(runs):
+    body = b'{"histories":[["1000"]],"k":3}'
+    request = post(b"Connection: close", b"Content-Length: %d" % len(body), body=body)
+    with serving(runs["warp"], before=slow_and_small) as other:
+        held = flood(other, 24, request)
+        found = [answers(read_all(connection))[0] for connection in held]
+        for connection in held:
+            connection.close()
+    statuses = [status for status, *_ in found]
+    assert statuses[0] == 200
+    assert set(statuses) == {200, 503}
+    for status, content, headers in found:
+        if status == 503:
+            words = "the server has too much to do. Try again in a second."
+            assert json.loads(content) == {"error": words}
+            assert headers[b"retry-after"] == b"1"
+
+
 def little():
     from tapas.web import connection
 

@@ -5,9 +5,17 @@ from asyncio import AbstractEventLoop, TimerHandle, Transport
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import service_unavailable
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
+from tapas.web.batches import BusyError
 from tapas.web.guard import HEADERS
+from tapas.web.request_errors import answer_to
 from tapas.web.schema import MOST_BYTES, Error
 
 MOST_CONNECTIONS = 1_024
@@ -17,6 +25,11 @@ ANSWER_SECONDS = 60  # for a client to read its answer
 LAST_SECONDS = 5  # for the rest of a request once the server is to stop
 MOST_HEADER_BYTES = 1 << 16
 MOST_RAW_BYTES = 8 * MOST_BYTES  # of a request, with its headers and the lengths of its chunks
+
+
+async def too_busy(scope: Scope, receive: Receive, send: Send) -> None:
+    """An ASGI application for requests beyond the limit."""
+    await answer_to(BusyError())(scope, receive, send)
 
 
 class JoinedWrites:
@@ -138,6 +151,11 @@ class Connection(HttpToolsProtocol):
         self._unread = None
         if self.transport.get_write_buffer_size():
             self.transport.abort()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Answer as everywhere if there are too many requests; uvicorn's own words are no JSON."""
+        busy: Any = too_busy
+        super()._start_asgi_task(cycle, busy if app is service_unavailable else app)
 
     def _unsupported_upgrade_warning(self) -> None:
         """Nothing: such a request is answered as any other."""
